@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from experiments import verdicts
 from experiments.grid import NAMES, Experiment, Run
 from specact.cli.output import progress_bars
 from specact.errors import SpecactError
@@ -28,7 +29,7 @@ def main() -> None:
     verbs.add_parser("table", help="add finished cells to the stored results").add_argument(
         "folders", type=Path, nargs="+"
     )
-    verbs.add_parser("page", help="write the page from the stored results")
+    verbs.add_parser("page", help="write the page, and the verdicts of all, from the stored results")
     options = parser.parse_args()
     if options.name is None or options.verb is None:
         print("\n".join(f"{name:12} {Experiment.load(name).about}" for name in NAMES))
@@ -44,7 +45,7 @@ def main() -> None:
             experiment.store(options.folders)
             print(f"stored: {experiment.results}; next: python -m experiments {options.name} page")
         else:
-            for file in experiment.write(experiment.stored()):
+            for file in (*experiment.write(experiment.stored()), *verdicts.write()):
                 print(f"written: {file}")
     except SpecactError as error:
         sys.exit(f"experiments: {error}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.grid import NAMES, ROOT, Experiment
 from experiments.report import RESULTS, filled, marked
+from specact.files import write_whole
 
 PROSE = {RESULTS / "index.md": "verdicts.md", ROOT / "README.md": "findings.md"}
 
@@ -20,3 +21,10 @@ def files() -> dict[Path, str]:
     texts = {page: filled(Path(__file__).with_name(prose).read_text(), facts) for page, prose in PROSE.items()}
     readme = ROOT / "README.md"
     return texts | {readme: marked(readme.read_text(), "findings", texts[readme])}
+
+
+def write() -> list[Path]:
+    """Writes both pages; returns their files."""
+    for file, text in (texts := files()).items():
+        write_whole(file, text.encode())
+    return list(texts)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from experiments.grid import CELL, NAMES, Experiment, Run, draw
 from experiments.report import RESULTS
+from experiments.verdicts import PROSE
+from experiments.verdicts import files as verdicts
 from tests.tiny import needs_bundle
 
 from specact.errors import ConfigError, RenderError
@@ -51,6 +53,10 @@ def test_published_tables_are_those_of_the_stored_results_and_pictures_can_be_dr
     for picture in report.pictures:
         assert (RESULTS / picture.file).exists() and f"]({picture.file})" in (RESULTS / f"{name}.md").read_text()
         draw(picture.draw, tmp_path / "picture.svg")
+
+
+def test_verdicts_and_findings_are_those_of_the_reports() -> None:
+    assert {file: file.read_text() for file in PROSE} == verdicts(), "python -m experiments NAME page"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from experiments.figures import Point, draw_series
-from experiments.grid import NAMES, Experiment
+from experiments.grid import NAMES, ROOT
 from experiments.report import RESULTS, Report, Table, between, contrast_table, one_family
 
 # As the summary of an evaluation has it, and as a contrast of outcomes does.
@@ -67,9 +67,9 @@ def test_too_many_series_are_refused_and_labels_stay_apart() -> None:
         draw_series({**series, "one more": series["method 0"]}, "share", "success")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*(f"{name}/report" for name in NAMES), "verdicts", "findings"])
 def test_no_number_of_the_prose_is_typed(name: str) -> None:
-    prose = Experiment.load(name).results.with_name("report.md").read_text()
+    prose = (ROOT / "experiments" / f"{name}.md").read_text()
     assert re.findall(r"[^\n]{0,30}(?<![\w.])[-+]?\.?\d[^\n]{0,20}", _ALLOWED.sub("", prose)) == []
 
 
