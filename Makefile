@@ -64,7 +64,7 @@ $(VENV)/.venv:
 # The stamps stand for "installed since these two files last changed"; the environment for tests serves the demo as well.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.venv
 	$(PIP) hatchling editables
-	$(INSTALL) '.[sim,report]'
+	$(INSTALL) '.[server,sim,report]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
