@@ -59,8 +59,8 @@ class Run(Options):
     """
 
     pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
-    server: str = "ws://127.0.0.1:8600"  # or wss://, or openpi:ws://HOST:PORT#FILE.toml
-    gate: str = "adahi"  # uncertainty, learned, random, always, never, MODULE:GATE
+    server: str = "ws://127.0.0.1:8600"  # ws:// or wss://, or openpi:ws://HOST:PORT#FILE.toml
+    gate: str = "adahi"  # adahi, uncertainty, learned, random, always, never, MODULE:GATE
     rate: Maybe[Share] = None  # share of inferences that ask, as calibrated; 0.6 if not given
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
     execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects
