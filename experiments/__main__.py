@@ -10,6 +10,7 @@ from experiments import verdicts
 from experiments.grid import NAMES, Experiment, Run
 from specact.cli.output import progress_bars
 from specact.errors import SpecactError
+from specact.files import write_whole
 from specact.lab.rollout.pool import Pool
 
 
@@ -45,7 +46,8 @@ def main() -> None:
             experiment.store(options.folders)
             print(f"stored: {experiment.results}; next: python -m experiments {options.name} page")
         else:
-            for file in (*experiment.write(experiment.stored()), *verdicts.write()):
+            for file, content in (experiment.files() | verdicts.files()).items():
+                write_whole(file, content)
                 print(f"written: {file}")
     except SpecactError as error:
         sys.exit(f"experiments: {error}")

@@ -6,6 +6,7 @@ folders hold into the stored results, and ``page`` writes the pages from these a
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from experiments.report import RESULTS, Report
+from experiments.report import RESULTS, Picture, Report
 from specact.errors import ConfigError
 from specact.files import write_json, write_whole
 from specact.lab.data.folder import locked
@@ -176,25 +177,20 @@ class Experiment:
         file = self.results.with_name("provenance.json")
         return json.loads(file.read_text()) if file.exists() else {}
 
-    def files(self, results: Results) -> dict[Path, str]:
-        """Its page and tables."""
-        prose = self.results.with_name("report.md").read_text()
-        return self.report(results).files(self.results.parent.name, prose, self.provenance())
-
-    def write(self, results: Results) -> list[Path]:
-        """Writes its page, tables and pictures; returns their files."""
-        files, pictures = self.files(results), self.report(results).pictures
-        for file, text in files.items():
-            write_whole(file, text.encode())
-        for picture in pictures:
-            draw(picture.draw, RESULTS / picture.file)
-        return [*files, *(RESULTS / picture.file for picture in pictures)]
+    def files(self) -> dict[Path, bytes]:
+        """Its page, tables and pictures, from the stored results."""
+        report, prose = self.report(self.stored()), self.results.with_name("report.md").read_text()
+        texts = report.files(self.results.parent.name, prose, self.provenance())
+        pictures = {RESULTS / picture.file: drawn(picture) for picture in report.pictures}
+        return {file: text.encode() for file, text in texts.items()} | pictures
 
 
-def draw(figure: Callable[[], Any], file: Path) -> None:
-    """Draws a figure into an SVG file, or a film, the same one each time."""
+def drawn(picture: Picture) -> bytes:
+    """A figure as SVG, or a film as GIF, the same one each time."""
+    file, content = Path(picture.file), io.BytesIO()
     with style(), mpl.rc_context({"svg.hashsalt": file.stem}):
-        figure().savefig(file, metadata={"Date": None})
+        picture.draw().savefig(content, format=file.suffix[1:], metadata={"Date": None})
+    return content.getvalue()
 
 
 def _stamp(seed: int, load: float) -> dict[str, Any]:

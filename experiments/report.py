@@ -194,6 +194,16 @@ def contrast_table(rows: Sequence[Metrics], name: str = "contrasts", family: str
     return Table(name, about, "on | measure | contrast | difference | p (Holm)", cells, rows)
 
 
+def significant(rows: Iterable[Metrics], sign: int = 0) -> list[Metrics]:
+    """The contrasts whose corrected test shows a difference, of this sign if it is not 0."""
+    return [row for row in rows if row["p_holm"] < 0.05 and (not sign or row["difference"] * sign > 0)]
+
+
+def under(on: str, rows: Iterable[Metrics], measure: str = "success") -> list[dict[str, Any]]:
+    """Contrasts with the pair and condition that they are of."""
+    return [{**row, "on": on, "measure": measure} for row in rows]
+
+
 def between(rows: Iterable[Metrics], on: str, first: str, second: str, measure: str = "success") -> Metrics:
     """The contrast of two methods.
 
@@ -258,6 +268,18 @@ def interval_text(interval: Metrics, digits: int = 2, sign: str = "") -> str:
 def named(values: Mapping[str, Metrics]) -> list[dict[str, Any]]:
     """Rows that know their names."""
     return [{"name": name, **row} for name, row in values.items()]
+
+
+def glossary(methods: Mapping[str, Any], name: str = "methods") -> Table:
+    """What each method is."""
+    rows = [{"name": method, "about": of.about} for method, of in methods.items()]
+    return Table(name, "Every method.", "name | what it is", "`{name}` | {about}", rows)
+
+
+def methods_of(summary: Metrics) -> list[dict[str, Any]]:
+    """The methods of an evaluation, without the times of a rollout, which infers for many episodes at once."""
+    left_out = ("latency", "cost", "sent_ahead")
+    return [{k: v for k, v in row.items() if k not in left_out} for row in named(summary["methods"])]
 
 
 def _flat(row: Metrics, before: str = "") -> Iterable[tuple[str, Any]]:

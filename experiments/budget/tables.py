@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
-from experiments.report import Metrics, Picture, Report, Table, contrast_table, named, one_family
+from experiments.report import Metrics, Picture, Report, Table, contrast_table, named, one_family, significant
 from specact.lab.evaluation.advice import MARGIN, TABLE, Way, behind, choose, device_cost, without_server
 from specact.lab.rollout.statistics import contrast
 
@@ -135,8 +135,7 @@ def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
     found = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
     sizes = [
         {"size": size, "tests": len(rows), **{
-            word: sum(row["p_holm"] < 0.05 and row["difference"] * sign > 0 for row in rows)
-            for word, sign in {"better": 1, "worse": -1}.items()
+            word: len(significant(rows, sign)) for word, sign in {"better": 1, "worse": -1}.items()
         }}
         for size, rows in found.items()
     ]  # fmt: skip
@@ -155,8 +154,7 @@ def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
                                             for seed in row["seeds"]}),
         "better": sum(row["better"] for row in sizes), "worse": sum(row["worse"] for row in sizes),
         "smallest": sizes[0]["better"], "larger": sum(row["better"] for row in sizes[2:]),
-        "worse_on": ", ".join(f"`{row['first']}` on {row['on']}" for row in tests
-                              if row["p_holm"] < 0.05 and row["difference"] < 0),
+        "worse_on": ", ".join(f"`{row['first']}` on {row['on']}" for row in significant(tests, -1)),
         "second": fits[-2], "most": fits[-1], "free": free,
         "rate": DRAWN["learned"], "margin": MARGIN,
     }  # fmt: skip

@@ -36,7 +36,7 @@ from specact.pair import Answer, Pending
 from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, StageTimes, StepRecord, VirtualClock
 
-CHANGE, END, WINDOW = 5_000, 10_000, 200
+END, WINDOW = 10_000, 200
 RATE, NEW_RATE, AUDIT_RATE = 0.6, 0.4, 0.1
 NOISE = {"ball": 0.1, "swarm": 0.1}  # standard deviation, in the observation's own units
 BUDGET_S, DRAFT_S, TARGET_S = 0.010, 0.001, 0.003

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import interleaved, relative_costs, target_path
-from experiments.report import Picture, Report, Table, contrast_table, named, one_family
+from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange
@@ -294,12 +294,11 @@ def report(results: Results) -> Report:
     ]
     seeds = {"0": results["pusht-flow"]["summary"], **results["seeds"]}
     contrasts = one_family([
-        *({**row, "on": name, "measure": "success"}
-          for name, run in runs.items() for row in run["summary"]["contrasts"]),
-        *({**row, "on": name, "measure": "success"} for name, run in results["shuffled"].items()
-          for row in run["contrasts"] if row["second"].endswith("shuffled")),
-        *({**row, "on": f"pusht-flow, training seed {seed}", "measure": "success"}
-          for seed, run in results["seeds"].items() for row in run["contrasts"]),
+        *(row for name, run in runs.items() for row in under(name, run["summary"]["contrasts"])),
+        *(row for name, run in results["shuffled"].items() for row in under(name, run["contrasts"])
+          if row["second"].endswith("shuffled")),
+        *(row for seed, run in results["seeds"].items()
+          for row in under(f"pusht-flow, training seed {seed}", run["contrasts"])),
     ])  # fmt: skip
     tables = [
         Table(
@@ -309,8 +308,7 @@ def report(results: Results) -> Report:
             "`{name}` | {pusht[success]:ci2} | {pusht[share]:.2f} | {metaworld[success]:ci2} | {metaworld[share]:.2f}",
             main,
         ),
-        Table("rounds", "Every method.", "name | what it is", "`{name}` | {about}",
-              [{"name": name, "about": method.about} for name, method in METHODS.items()]),
+        glossary(METHODS, "rounds"),
         Table("closed-loop", "Every method in 200 paired episodes of each policy.", _HEADS, _CELLS, methods),
         Table("shuffled", "The run with verdicts of other rounds, 200 paired episodes.", _HEADS, _CELLS, shuffled),
         Table("seeds", "PushT's flow and block trained with three seeds, the same 200 episodes.",
@@ -372,9 +370,8 @@ _CELLS = (
 def _costed(policy: str, summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Methods with their cost per executed action, and its share of that of full rounds."""
     ms = costs_per_action(summary, rounds)
-    for row in named(summary["methods"]):
-        shown = {key: value for key, value in row.items() if key not in ("latency", "cost", "sent_ahead")}
-        yield {"policy": policy, **shown, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]}
+    for row in methods_of(summary):
+        yield {"policy": policy, **row, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]}
 
 
 def draw(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:

@@ -17,7 +17,7 @@ from experiments.figures import Point, draw_series
 from experiments.flash import METHODS as FULL
 from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
-from experiments.report import Picture, Report, Table, contrast_table, named, one_family
+from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from specact.families.chunks.flow import FlowNetworks
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
@@ -273,16 +273,10 @@ def report(results: Results) -> Report:
     """Success, time and reuse of FreqCache, its variants and two simpler ways, and one family of contrasts."""
     summary, reuse, small = results[WHOLE]["summary"], results[WHOLE]["reuse"], results["smaller"]
     costs = {name.removesuffix("_10"): cost for name, cost in reuse["inference"]["costs"].items()}
-    methods = [
-        {**{key: value for key, value in row.items() if key not in ("latency", "cost", "sent_ahead")},
-         "time": costs.get(row["name"])}
-        for row in named(summary["methods"])
-    ]  # fmt: skip
+    methods = [{**row, "time": costs.get(row["name"])} for row in methods_of(summary)]
     on_200 = f"{WHOLE}, 200 episodes"
-    contrasts = one_family([
-        *({**row, "on": f"{WHOLE}, 50 episodes", "measure": "success"} for row in summary["contrasts"]),
-        *({**row, "on": on_200, "measure": "success"} for row in small["contrasts"]),
-    ])  # fmt: skip
+    few = under(f"{WHOLE}, 50 episodes", summary["contrasts"])
+    contrasts = one_family([*few, *under(on_200, small["contrasts"])])
     policies = [
         {"label": label, "success": success, **small["costs"][label.split(" ")[0]],
          "time": small["costs"][label.split(" ")[0]] if label.endswith("full") else None}
@@ -302,8 +296,7 @@ def report(results: Results) -> Report:
         Table("smaller", f"Smaller frames and FreqCache in {small['episodes']} paired episodes; time beside `full`.",
               "policy and method | tokens | success | time",
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
-        Table("methods", "Every method.", "name | what it is", "`{name}` | {about}",
-              [{"name": name, "about": method.about} for name, method in METHODS.items()]),
+        glossary(METHODS),
         Table(
             "variants", "On the same observations of the target's own path, for an inference of each chunk and one of "
             "each control step: reuse, likeness to the full cache and chunk, time.",

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.adahi.tables import PAIRS, Metrics, Study, contrasts_of, on_of, study_of, where
 from experiments.figures import Point, add_series
 from experiments.grid import Experiment
-from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
+from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, significant
 
 RATES = ("0.2", "0.4", "0.6")
 GATES = ("uncertainty", "learned", "learned_action")
@@ -148,8 +148,7 @@ def report(results: Mapping[str, Any]) -> Report:
     facts["variants"], facts["readings"] = len(variants), len(readings)
     for pair in ("ball", "swarm"):
         for word, sign in {"better": 1, "worse": -1}.items():
-            tested = [row for row in variants if row["on"].startswith(pair) and row["p_holm"] < 0.05]
-            facts[f"{pair}_variants_{word}"] = sum(row["difference"] * sign > 0 for row in tested)
+            facts[f"{pair}_variants_{word}"] = sum(row["on"].startswith(pair) for row in significant(variants, sign))
     for pair in ("kitchen", "swarm", "ball", "pusht"):
         facts[f"{pair}_euclidean"] = between(readings, f"{pair}, euclidean", "adahi", "random", "score")
     for rival in ("random_learned", "hybrid"):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.figures import add_series, points_of
 from experiments.measure import largest_p
 from experiments.metaworld import device
-from experiments.report import Picture, Report, Table, contrast_table, named, one_family
+from experiments.report import Picture, Report, Table, contrast_table, named, one_family, significant, under
 from specact.lab.rollout.statistics import wilson
 
 # Hybrid is the target, asked at every inference.
@@ -48,7 +48,7 @@ def report(results: Mapping[str, Any]) -> Report:
     ]
     asked = one_family(_asked(results))
     timed = one_family(row for name, of in cells.items() for row in _timed(name, of, results["device"]["contrasts"]))
-    covered = one_family({"on": "pusht", "measure": "coverage", **row} for row in results["cameras"]["contrasts"])
+    covered = one_family(under("pusht", results["cameras"]["contrasts"], "coverage"))
     shown: list[dict[str, Any]] = [
         {"method": method, "where": link and "recorded Wi-Fi"}
         | {f"{kind}_{share:g}".replace(".", ""): every.get((target, method, link, share))
@@ -131,7 +131,7 @@ def report(results: Mapping[str, Any]) -> Report:
     facts |= {"pairs": {pair["pair"]: pair for pair in pairs}, "shown": {row["method"]: row for row in shown}}
     facts |= {"seeds": {name: row["all"] for name, row in seeds["rows"].items()}}
     facts |= {"blank": {name: run["blank"]["methods"] for name, run in results["policies"].items()}}
-    facts |= {"significant": sum(row["p_holm"] < 0.05 for row in timed), "tests": len(timed)}
+    facts |= {"significant": len(significant(timed)), "tests": len(timed)}
     facts |= {
         f"{kind}_{row['first']}_{row['second']}": row
         for kind, target in (("tokens", "metaworld-tokens"), ("flow", "metaworld-flow"))
@@ -157,13 +157,12 @@ def _cell(target: str, cell: Mapping[str, Any]) -> dict[str, Any]:
 def _asked(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Contrasts of gates before every pair, and of executed actions."""
     for name, run in results["policies"].items():
-        yield from ({"on": name, "measure": "success", **row} for row in run["seen"]["contrasts"])
+        yield from under(name, run["seen"]["contrasts"])
     for name, run in results["gates"].items():
-        yield from ({"on": f"gates of {name}", "measure": "success", **row} for row in largest_p(run["contrasts"]))
+        yield from under(f"gates of {name}", largest_p(run["contrasts"]))
     for name, row in results["replanning"].items():
-        gained, executed = row["gained"], list(row["tried"])
-        names = {"first": f"{row['best']} executed", "second": f"{executed[0]} executed"}
-        yield {"on": f"{name}, alone", "measure": "success", **names, **gained}
+        names = {"first": f"{row['best']} executed", "second": f"{next(iter(row['tried']))} executed"}
+        yield from under(f"{name}, alone", [{**names, **row["gained"]}])
 
 
 def _timed(target: str, cells: list[dict[str, Any]], stored: Mapping[str, Any]) -> list[dict[str, Any]]:

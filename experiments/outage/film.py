@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib as mpl
 import numpy as np
@@ -33,7 +33,7 @@ class Film:
 
     episodes: Mapping[str, Mapping[str, Any]]
 
-    def savefig(self, file: Path, **options: Any) -> None:
+    def savefig(self, file: BinaryIO, **options: Any) -> None:
         """Writes it."""
         frames = [self.frame(step) for step in range(round(FILM_S / PERIOD_S))]
         # One palette for all: neither colours nor the background flicker.

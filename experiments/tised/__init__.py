@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import Cell, Results, Run, specact
-from experiments.report import Report
-from experiments.tised import tables
+from experiments.grid import Cell, Run, specact
 from experiments.tised.findings import compare_methods, find_all, optima_of
+from experiments.tised.tables import report as report
 from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
 
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
@@ -138,8 +137,3 @@ def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[
         for curve in sort_curves(table, baselines)
         for number, cell in enumerate(curve.cells)
     ]  # fmt: skip
-
-
-def report(results: Results) -> Report:
-    """docs/results/tised.md."""
-    return tables.report_of(results)

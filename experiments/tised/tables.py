@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures import Point, add_series, draw_series
-from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, one_family
+from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, one_family, significant
 from experiments.tised.findings import FRONTIER, method_of
 from specact.lab.rollout.statistics import contrast, wilson
 from specact.lab.tised.drivers import ON_BOARD
@@ -47,7 +47,7 @@ _HEADS = (
 )
 
 
-def report_of(results: Mapping[str, Any]) -> Report:
+def report(results: Mapping[str, Any]) -> Report:
     """All that docs/results/tised.md says."""
     sweeps = {name: found for name, found in results.items() if "cells" in found}
     live = list(standing(json.loads(LIVE.read_text())["metaworld-tokens"]))
@@ -135,9 +135,9 @@ def facts_of(
         "adahi_random": ("adahi", "random"), "late_head_all": ("late adahi", "head as draft"),
     }.items():  # fmt: skip
         rows = [_either(methods, on, one, other) for on in _places(methods)]
-        facts[name] = sum(row["p_holm"] < 0.05 and row["difference"] > 0.0 for row in rows)
-    significant = {"faster": faster, "likelier": likelier, "others": others, "decodings": decodings}
-    facts |= {f"{name}_shown": sum(row["p_holm"] < 0.05 for row in rows) for name, rows in significant.items()}
+        facts[name] = len(significant(rows, 1))
+    families = {"faster": faster, "likelier": likelier, "others": others, "decodings": decodings}
+    facts |= {f"{name}_shown": len(significant(rows)) for name, rows in families.items()}
     facts["places"] = len(_places(methods))
     pusht, chase = "pusht at 0, hold, {}", "ball-chase at 0, hold, {}"
     slow = "vla-rtx-4070"

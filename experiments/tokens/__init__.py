@@ -15,7 +15,7 @@ from experiments.figures import add_series, points_of
 from experiments.flash import METHODS as FLOW
 from experiments.grid import Cell, Results, Run, evaluated
 from experiments.measure import interleaved, largest_p, outcomes, paired, relative_costs
-from experiments.report import Picture, Report, Table, contrast_table, named, one_family
+from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
@@ -169,21 +169,18 @@ def report(results: Results) -> Report:
                for label, won in found["others"]["success"].items()}
         for name, found in results.items()
     }  # fmt: skip
-    tests = {"contrasts": _of(results, "success"), "scores": _of(results, "score")}
-    tests |= {
-        "policies": [
-            {"on": name, "measure": "success", **row}
-            for name, found in results.items()
-            for row in largest_p(found["others"]["contrasts"])
-        ]
-    }
     gated = results["metaworld-tokens"]["gated"]
     won = {
         method: {point: np.array(values) for point, values in found.items()}
         for method, found in gated["outcomes"].items()
     }
-    before = {"on": "metaworld-tokens, before Spec-VLA", "measure": "success"}
-    tests["gates"] = [{**before, **row} for row in contrasts(map(load_method, won), won)]
+    scored = {name: of for name, of in results.items() if not name.startswith("metaworld")}
+    tests = {
+        "contrasts": [row for name, of in results.items() for row in under(name, of["summary"]["contrasts"])],
+        "scores": [row for name, of in scored.items() for row in under(name, of["summary"]["contrasts"], "score")],
+        "policies": [row for name, of in results.items() for row in under(name, largest_p(of["others"]["contrasts"]))],
+        "gates": under("metaworld-tokens, before Spec-VLA", contrasts(map(load_method, won), won)),
+    }
     families = {
         "contrasts": "success among decodings on the three policies", "scores": "their scores on relocate and kitchen",
         "policies": "success between other policies and decodings", "gates": "gates before Spec-VLA",
@@ -205,8 +202,7 @@ def report(results: Results) -> Report:
             "{policy} | `{name}` | {0:ci2} | {once:.2f} | {each:.2f}",
             [row for row in _gain(gains) if row["name"] in ("strict", "specvla", "specvla_device", "kerv")],
         ),
-        Table("decodings", "Every method.", "name | what it is", "`{name}` | {about}",
-              [{"name": name, "about": method.about} for name, method in METHODS.items()]),
+        glossary(METHODS, "decodings"),
         Table(
             "gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
             "policy | decoding | passes | accepted | without gripper | read | greedy's chunk | ms | time of greedy's "
@@ -227,15 +223,15 @@ def report(results: Results) -> Report:
             "{policy} | `{name}` | {success:ci2} | {score[mean]:.4g} [{score[low]:.4g}, {score[high]:.4g}] "
             "| {unverified:.2f} | {passes:.2f} | {accepted_per_pass:.2f} | {compensated:.2f} | {tolerance:.1f?} "
             "| {tail_error}",
-            [{"policy": name, **kept(row), "unverified": 1.0 - row["transmission_rate"]}
-             for name, found in methods.items() for row in named(found)],
+            [{"policy": name, **row, "unverified": 1.0 - row["transmission_rate"]}
+             for name, of in results.items() for row in methods_of(of["summary"])],
         ),
         Table("other-policies", "Policies beside decodings: success in 200 episodes, time of greedy decoding's.",
               "policy | method | success | time", "{policy} | {name} | {success:ci2} | {time:ci3}",
               [{"policy": name, **row} for name, found in others.items() for row in named(found)]),
         Table("gated", "Gates asked for a rate of 0.4 before Spec-VLA's decoding, in 200 paired episodes of metaworld.",
               "method | success | sent | passes", "`{name}` | {success:ci2} | {transmission_rate:.2f} | {passes:.2f}",
-              list(map(kept, named(gated["methods"])))),
+              methods_of(gated)),
         *(contrast_table(rows, name, families[name]) for name, rows in tested.items()),
     ]  # fmt: skip
     facts: dict[str, Any] = {
@@ -252,21 +248,6 @@ def report(results: Results) -> Report:
     facts |= {f"score_{row['on'][:-7]}_{row['first']}_{row['second']}": row for row in tested["scores"]}
     facts["gated"] = gated["methods"]
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
-
-
-def kept(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's row without the times of evaluations, which decode many episodes at once."""
-    return {name: value for name, value in row.items() if name not in ("latency", "cost", "sent_ahead")}
-
-
-def _of(results: Results, measure: str) -> list[dict[str, Any]]:
-    """The contrasts of decodings; scores that say more than success."""
-    return [
-        {**row, "on": name, "measure": measure}
-        for name, found in results.items()
-        for row in found["summary"]["contrasts"]
-        if measure == "success" or not name.startswith("metaworld")
-    ]
 
 
 def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:

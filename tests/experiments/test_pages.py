@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.grid import CELL, NAMES, Experiment, Run, draw
+from experiments.grid import CELL, NAMES, Experiment, Run
 from experiments.report import RESULTS
 from experiments.verdicts import PROSE
 from experiments.verdicts import files as verdicts
@@ -45,18 +45,18 @@ def test_a_cell_runs_at_two_episodes_and_its_result_fits_the_pages(name: str, tm
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_tables_are_those_of_the_stored_results_and_pictures_can_be_drawn(name: str, tmp_path: Path) -> None:
-    experiment = Experiment.load(name)
-    report = experiment.report(experiment.stored())
-    for file, text in experiment.files(experiment.stored()).items():
-        assert file.read_text() == text, f"python -m experiments {name} page"
-    for picture in report.pictures:
-        assert (RESULTS / picture.file).exists() and f"]({picture.file})" in (RESULTS / f"{name}.md").read_text()
-        draw(picture.draw, tmp_path / "picture.svg")
+def test_published_tables_are_those_of_the_stored_results_and_pictures_can_be_drawn(name: str) -> None:
+    files, page = Experiment.load(name).files(), (RESULTS / f"{name}.md").read_text()
+    for file, content in files.items():
+        # How a picture is drawn to the last bit depends on the machine.
+        if file.suffix in (".svg", ".gif"):
+            assert file.exists() and content and f"{file.name})" in page
+        else:
+            assert file.read_bytes() == content, f"python -m experiments {name} page"
 
 
 def test_verdicts_and_findings_are_those_of_the_reports() -> None:
-    assert {file: file.read_text() for file in PROSE} == verdicts(), "python -m experiments NAME page"
+    assert {file: file.read_bytes() for file in PROSE} == verdicts(), "python -m experiments NAME page"
 
 
 @pytest.mark.parametrize("name", NAMES)

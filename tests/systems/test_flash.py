@@ -44,7 +44,6 @@ from specact.types import OffloadTimes, Origin, Proposal, StepRecord
 from specact.wire.exchange import Request
 
 LEVELS = np.array([0.05, 0.1, 0.4, 1.0], np.float32)
-NOWHERE = np.zeros(0, np.float32)
 
 
 def chunks(seed: int, count: int = 6, width: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

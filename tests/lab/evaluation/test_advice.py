@@ -175,7 +175,7 @@ def test_the_same_episodes_twice_count_once_and_two_endings_of_one_are_refused(r
 def test_it_is_printed_with_what_other_policies_need(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Advise(pair="ball", budget_ms=1e6, runs=(run,), kappa=3.0).run()
     said = capsys.readouterr().out
-    assert re.search(r"^kappa +3$", said, re.MULTILINE) and re.search(r"round_trip_ms +12\.", said)
+    assert re.search(r"^kappa +3$", said, re.MULTILINE) and re.search(r"round trip +12\..* ms$", said, re.MULTILINE)
     assert re.search(r"^advice +the target fits on the device", said, re.MULTILINE)
     assert re.search(r"^others +for other policies of ball, with .* of their target's time: ", said, re.MULTILINE)
     assert re.search(r"^learned 0\.4 +[\d.]+ ", said, re.MULTILINE), said

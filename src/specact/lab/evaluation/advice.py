@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ _DECODED = ("ar", "full", "full_2", "full_1", "specvla", "last", "flash", "block
 _DRAFTED = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Way:
     """A method with a draft, of this description; empty where none is evaluated.
 
@@ -140,6 +140,7 @@ class Choice:
         return f"{self.way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{said}{more}"
 
 
+@cache
 def behind(way: Way, best: Way) -> Interval | None:
     """Success of ``best`` minus that of ``way`` over their common episodes; None where there are none."""
     differences = []
@@ -160,12 +161,14 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
     simplest = sorted(ways, key=lambda way: way.simplicity)
     enough = ENOUGH * max((way.episodes for way in simplest), default=0)
     affordable = [way for way in simplest if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough]
+    if not affordable:
+        return None
+    best = max(affordable, key=lambda way: way.success.mean)
     for way in affordable:
-        best = max(affordable, key=lambda way: way.success.mean)
         deficit = behind(way, best)
         if deficit is not None and deficit.low <= 0.0 and deficit.mean <= MARGIN:
             return Choice(way, best)
-    return None  # the best way is never behind itself, so that nothing fits
+    return None
 
 
 def without_server(ways: Sequence[Way]) -> float | None:
