@@ -33,7 +33,7 @@ class Film:
 
     episodes: Mapping[str, Mapping[str, Any]]
 
-    def savefig(self, file: BinaryIO, **options: Any) -> None:
+    def savefig(self, file: Path | BinaryIO, **options: Any) -> None:
         """Writes it."""
         frames = [self.frame(step) for step in range(round(FILM_S / PERIOD_S))]
         # One palette for all: neither colours nor the background flicker.
