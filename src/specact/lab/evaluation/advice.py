@@ -107,7 +107,6 @@ class Way:
         return not self.on_device, self.asked > 0.0, self.asked, complexity, self.cost
 
     def __str__(self) -> str:
-        """A description."""
         method = load_method(self.method)
         decoded = f" ({self.method})" if method.decoding else ""
         if self.on_device:
@@ -132,7 +131,6 @@ class Choice:
     best: Way
 
     def __str__(self) -> str:
-        """A description, with its success and whether a gate is needed."""
         gate, success = load_method(self.way.method).gate, self.way.success
         said = ", and no gate is needed" if gate in ("never", "always") else ""
         said = ", and no gate was shown to do better than chance" if gate == "random" else said
@@ -161,14 +159,12 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
     simplest = sorted(ways, key=lambda way: way.simplicity)
     enough = ENOUGH * max((way.episodes for way in simplest), default=0)
     affordable = [way for way in simplest if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough]
-    if not affordable:
-        return None
-    best = max(affordable, key=lambda way: way.success.mean)
     for way in affordable:
+        best = max(affordable, key=lambda way: way.success.mean)
         deficit = behind(way, best)
         if deficit is not None and deficit.low <= 0.0 and deficit.mean <= MARGIN:
             return Choice(way, best)
-    return None
+    return None  # the best way is never behind itself, so that nothing fits
 
 
 def without_server(ways: Sequence[Way]) -> float | None:
