@@ -177,6 +177,11 @@ class Experiment:
         file = self.results.with_name("provenance.json")
         return json.loads(file.read_text()) if file.exists() else {}
 
+    def elsewhere(self, cells: str = "*") -> Results:
+        """How the cells of this pattern were measured, for another experiment that shows them."""
+        name = self.results.parent.name
+        return {f"{name}: {cell}": row for cell, row in self.provenance().items() if fnmatch(cell, cells)}
+
     def files(self) -> dict[Path, bytes]:
         """Its page, tables and pictures, from the stored results."""
         report, prose = self.report(self.stored()), self.results.with_name("report.md").read_text()

@@ -158,7 +158,7 @@ def _shortened(cells: Sequence[str], most: int = 3) -> Iterable[str]:
     for cell in cells:
         groups.setdefault(cell.rpartition("/")[0], []).append(cell)
     for group, names in groups.items():
-        yield from names if len(names) <= most else [f"{group}/* ({len(names)})"]
+        yield from names if len(names) <= most else [f"{group}/* ({len(names)})".removeprefix("/")]
 
 
 def _span(values: Sequence[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
@@ -124,12 +125,11 @@ def tables_of(study: Study) -> list[Table]:
         for (bundle, run), summary in study.items() if summary["realtime"]
     ]  # fmt: skip
     untested = [
-        {**row, "on": on_of(bundle, run, summary)}
+        {"first": row["first"], "second": row["second"], "on": on_of(bundle, run, summary), **{
+            end: {key: row[end][key] for key in ("difference", "low", "high")} for end in ("success", "score")
+        }}
         for (bundle, run), summary in study.items() if summary["realtime"] for row in summary["contrasts"]
     ]  # fmt: skip
-    drop = [{key: value for key, value in row.items() if key not in ("success", "score")} | {
-        f"{end}.{key}": row[end][key] for end in ("success", "score") for key in ("difference", "low", "high")
-    } for row in untested]  # fmt: skip
     hundredth = " | ".join(f"{{{key}:.3f}}" for key in SHOWN)
     tenth = "{adahi:.2f} | {random:.2f} | {hybrid:.2f} | {target:.2f} | {target_on_device:.2f} | {learned:.2f}"
     return [
@@ -165,7 +165,7 @@ def tables_of(study: Study) -> list[Table]:
               [{"gate_efficiency": None, "choice_efficiency": None, **row} for row in method_rows(study)]),
         Table("sockets_contrasts", "Paired differences over real sockets, not tested: too few episodes.",
               "condition | contrast | success | score",
-              "{on} | `{first}` - `{second}` | {0[success.difference]:+.3f} | {0[score.difference]:+.3f}", drop),
+              "{on} | `{first}` - `{second}` | {success[difference]:+.3f} | {score[difference]:+.3f}", untested),
     ]  # fmt: skip
 
 
@@ -183,12 +183,11 @@ def report(results: Mapping[str, Any]) -> Report:
     own = {pair: study[pair, "table"]["methods"] for pair in PAIRS if (pair, "table") in study}
     kept = [of["adahi"]["success"]["rate"] / of["hybrid"]["success"]["rate"] for of in own.values()]
     claimed = [of["adahi"] / of["hybrid"] for of in PAPER.values()]
-    ms = {pair: {key: row["latency"]["per_action_ms"] for key, row in of.items()} for pair, of in own.items()}
-    saved = [1 - of["adahi"] / of["hybrid"] for of in ms.values()]
+    ms = [{key: row["latency"]["per_action_ms"] for key, row in of.items()} for of in own.values()]
+    saved = [1 - of["adahi"] / of["hybrid"] for of in ms]
     sockets = [1 - row["adahi"] / row["hybrid"] for row in tables["sockets"].rows]
-    skips = {row["name"]: 100 * (row["adahi"] - row["random"]) for row in tables["true_skips"].rows}
-    here = {pair: gain for pair, gain in skips.items() if "here" in pair}
-    theirs = [gain for pair, gain in skips.items() if "paper" in pair]
+    here, theirs = ([100 * (row["adahi"] - row["random"]) for row in tables["true_skips"].rows if by in row["name"]]
+                    for by in ("here", "paper"))  # fmt: skip
     fits = {pair: study[pair, "table"]["calibration"]["deviation"] for pair in own}
     ranks = {pair: fit["spearman"] for pair, fit in fits.items()}
     weak = [study[f"{pair}-undertrained", "table"]["methods"]["draft"]["success"]["rate"] for pair in PAIRS
@@ -203,10 +202,10 @@ def report(results: Mapping[str, Any]) -> Report:
         "above_head": where(tests, "adahi", "head_draft", 1), "below_head": where(tests, "adahi", "head_draft", -1),
         "hybrid_differs": where(tests, "hybrid", "target", -1),
         "device_differs": where(tests, "target_on_device", "hybrid", 0),
-        "device_time": max(of["target_on_device"] / of["hybrid"] for of in ms.values()),
+        "device_time": max(of["target_on_device"] / of["hybrid"] for of in ms),
         "kept": (min(kept), max(kept)), "claimed": (min(claimed), max(claimed)),
         "saved": (min(saved), max(saved)), "sockets": (min(sockets), max(sockets)), "claimed_saved": PAPER_SAVED,
-        "skips": (min(here.values()), max(here.values())), "claimed_skips": (min(theirs), max(theirs)),
+        "skips": (min(here), max(here)), "claimed_skips": (min(theirs), max(theirs)),
         "lowest": min(ranks, key=lambda pair: ranks[pair]), "highest": max(ranks, key=lambda pair: ranks[pair]),
         "rank": (min(ranks.values()), max(ranks.values())),
         "errors": max(of["random"]["mse"]["mean"] / of["adahi"]["mse"]["mean"] - 1 for of in own.values()),
@@ -230,11 +229,11 @@ def draw(tests: Sequence[Metrics]) -> Figure:
     for number, rival in enumerate(("random", "hybrid")):
         rows = [between(tests, f"{pair}, rate 0.6", "adahi", rival) for pair in PAIRS]
         colour, marker = style_of(rival)
-        means = [row["difference"] for row in rows]
-        bars = [[mean - row["low"] for mean, row in zip(means, rows, strict=True)],
-                [row["high"] - mean for mean, row in zip(means, rows, strict=True)]]  # fmt: skip
+        means, lows, highs = (np.array([row[key] for row in rows]) for key in ("difference", "low", "high"))
         heights = [place - 0.15 + 0.3 * number for place in range(len(PAIRS))]
-        axes.errorbar(means, heights, xerr=bars, fmt=marker, color=colour, ms=5, elinewidth=1, capsize=2)
+        axes.errorbar(
+            means, heights, xerr=[means - lows, highs - means], fmt=marker, color=colour, ms=5, elinewidth=1, capsize=2
+        )
         axes.text(0.98, 0.97 - 0.08 * number, f"ADAHI - {rival}", color=colour, ha="right", va="top",
                   transform=axes.transAxes, fontsize=10)  # fmt: skip
     axes.axvline(0.0, color="#586372", lw=0.8)

@@ -126,7 +126,8 @@ def families_of(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def report(results: Mapping[str, Any]) -> Report:
     """The gates at equal rate, and which variants were tried."""
-    study = study_of(Experiment.load("adahi").stored())
+    adahi = Experiment.load("adahi")
+    study = study_of(adahi.stored())
     tests, families, tables = contrasts_of(study, gates=True), families_of(results), tables_of(study, results)
     facts: dict[str, Any] = {"tests": len(tests), "r2": 0.2, "r4": 0.4, "r6": 0.6}
     facts["swarm_oracle"] = between(tests, "swarm, rate 0.4", "oracle", "random_learned")
@@ -176,8 +177,8 @@ def report(results: Mapping[str, Any]) -> Report:
         "`{gate}` | {0[at_0.2]} | {0[at_0.4]} | {0[at_0.6]}", verdicts,
     )  # fmt: skip
     contrasts = [contrast_table(rows, name, about[name]) for name, rows in families.items()]
-    provenance = {f"adahi: {cell}": row for cell, row in Experiment.load("adahi").provenance().items()}
-    return Report([*tables, shown, *contrasts], facts, [Picture("frontier.svg", lambda: frontier(study))], provenance)
+    picture = Picture("frontier.svg", lambda: frontier(study))
+    return Report([*tables, shown, *contrasts], facts, [picture], adahi.elsewhere())
 
 
 def frontier(study: Study) -> Figure:

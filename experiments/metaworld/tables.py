@@ -167,12 +167,10 @@ def _asked(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _timed(target: str, cells: list[dict[str, Any]], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Contrasts in real time; those of earlier runs were stored without every episode."""
-    known = all(cell["won"] is not None for cell in cells)
-    rows = (
-        device.contrasts(cells)
-        if known
-        else largest_p([{"p_holm": p, **row} for row in map(dict, stored[target]) for p in (row.pop("p"),)])
-    )
+    if all(cell["won"] is not None for cell in cells):
+        rows = device.contrasts(cells)
+    else:
+        rows = largest_p([{"p_holm": row["p"], **{k: v for k, v in row.items() if k != "p"}} for row in stored[target]])
     return [
         {**row, "on": f"{target}, {row['link'] or 'no link'}, {row['share']:g} of a core", "measure": "success"}
         for row in rows
@@ -181,10 +179,8 @@ def _timed(target: str, cells: list[dict[str, Any]], stored: Mapping[str, Any]) 
 
 def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
     """A method's row with one time."""
-    left_out = ("latency", "cost", "sent_ahead", "tasks", "success_at")
-    shown = {"true_skip_ratio": None, "distance": None, **row}
-    ms = row["latency"]["per_action_ms"]
-    return {key: value for key, value in shown.items() if key not in left_out} | {"ms": ms}
+    kept = {"true_skip_ratio": None, "distance": None, **row, "ms": row["latency"]["per_action_ms"]}
+    return {k: v for k, v in kept.items() if k not in ("latency", "cost", "sent_ahead", "tasks", "success_at")}
 
 
 def draw(every: Mapping[tuple[str, str, str, float], Mapping[str, Any]]) -> Figure:

@@ -207,10 +207,11 @@ def report(results: Results) -> Report:
             (row["mean_ms"], found[*key[:3], "server"]["mean_ms"]) for key, row in found.items() if key[3] == "roboecc"
         ]
         facts[f"{kind} rule slower"] = {"of": len(pairs), "places": sum(rule > server for rule, server in pairs)}
-    systems = systems_of(Experiment.load("tised").stored())
+    tised = Experiment.load("tised")
+    systems = systems_of(tised.stored())
     facts |= {f"cut {cut} {link}": between(systems, SWEPT.format(link), f"split {cut}", "split 0")
               for cut, link in ((1, 50), (7, 1), (8, 20))}  # fmt: skip
-    return Report(tables, facts, [Picture("split.svg", partial(draw_methods, sockets))])
+    return Report(tables, facts, [Picture("split.svg", partial(draw_methods, sockets))], tised.elsewhere("split-ball"))
 
 
 def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]]) -> Table:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures import Point, add_series, draw_series
+from experiments.grid import Experiment
 from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, one_family, significant
 from experiments.tised.findings import FRONTIER, method_of
 from specact.lab.rollout.statistics import contrast, wilson
 from specact.lab.tised.drivers import ON_BOARD
 
-# In real time, of the token policy of Meta-World, by another experiment.
-LIVE = Path(__file__).parents[1] / "metaworld" / "results" / "device.json"
 # Levers of a policy; of systems with a report of their own; and decodings that verify a draft.
 POLICIES = ("levers-chase", "executions-chase", "levers-pusht", "window-pusht")
 SYSTEMS = ("flash-chase", "reuse-metaworld", "split-ball")
@@ -50,7 +47,8 @@ _HEADS = (
 def report(results: Mapping[str, Any]) -> Report:
     """All that docs/results/tised.md says."""
     sweeps = {name: found for name, found in results.items() if "cells" in found}
-    live = list(standing(json.loads(LIVE.read_text())["metaworld-tokens"]))
+    metaworld = Experiment.load("metaworld")
+    live = list(standing(metaworld.stored()["device"]["metaworld-tokens"]))
     faster = one_family(row for name in POLICIES for row in settings_of(name, sweeps[name], "restricted_s"))
     likelier = one_family(row for name in POLICIES for row in settings_of(name, sweeps[name], "success"))
     others = systems_of(sweeps)
@@ -106,7 +104,8 @@ def report(results: Mapping[str, Any]) -> Report:
         **{f"still {row['method']}": row for row in live},
     }
     facts |= {f"finding {row['number']}": row for row in counted(seen)}
-    return Report(tables, facts | paradox_of(sweeps["levers-chase"], faster), pictures)
+    facts |= paradox_of(sweeps["levers-chase"], faster)
+    return Report(tables, facts, pictures, metaworld.elsewhere("device/metaworld-tokens"))
 
 
 def systems_of(sweeps: Mapping[str, Any]) -> list[dict[str, Any]]:

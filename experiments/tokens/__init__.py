@@ -170,10 +170,7 @@ def report(results: Results) -> Report:
         for name, found in results.items()
     }  # fmt: skip
     gated = results["metaworld-tokens"]["gated"]
-    won = {
-        method: {point: np.array(values) for point, values in found.items()}
-        for method, found in gated["outcomes"].items()
-    }
+    won = {method: {point: np.array(of[point]) for point in of} for method, of in gated["outcomes"].items()}
     scored = {name: of for name, of in results.items() if not name.startswith("metaworld")}
     tests = {
         "contrasts": [row for name, of in results.items() for row in under(name, of["summary"]["contrasts"])],
@@ -239,10 +236,8 @@ def report(results: Results) -> Report:
         for name in results
     }
     facts |= {
-        f"{short}_{first}_{second}".replace(" ", "_").replace(",", ""): row
-        for rows in (tested["contrasts"], tested["policies"])
-        for row in rows
-        for short, first, second in ((row["on"].removesuffix("-tokens"), row["first"], row["second"]),)
+        f"{row['on'].removesuffix('-tokens')}_{row['first']}_{row['second']}".replace(" ", "_").replace(",", ""): row
+        for row in tested["contrasts"] + tested["policies"]
     }
     facts |= {f"gate_{row['first']}_{row['second']}": row for row in tested["gates"]}
     facts |= {f"score_{row['on'][:-7]}_{row['first']}_{row['second']}": row for row in tested["scores"]}
