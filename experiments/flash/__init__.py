@@ -276,12 +276,6 @@ def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapp
     return float(spent / metrics["actions_per_round"])
 
 
-def costs_per_action(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> dict[str, float]:
-    """:func:`cost_of` every method of a run."""
-    compositions: Any = {name: METHODS[name].composition for name in summary["methods"]}
-    return {name: cost_of(compositions[name], m, rounds["costs"]) for name, m in summary["methods"].items()}
-
-
 def report(results: Results) -> Report:
     """Success, time and rounds of FLASH and its controls on both policies, and one family of contrasts."""
     runs = {name: results[name] for name in POLICIES}
@@ -369,7 +363,8 @@ _CELLS = (
 
 def _costed(policy: str, summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Methods with their cost per executed action, and its share of that of full rounds."""
-    ms = costs_per_action(summary, rounds)
+    compositions: Any = {name: method.composition for name, method in METHODS.items()}
+    ms = {name: cost_of(compositions[name], of, rounds["costs"]) for name, of in summary["methods"].items()}
     for row in methods_of(summary):
         yield {"policy": policy, **row, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]}
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures import Point, draw_series
+from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FULL
 from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
@@ -325,8 +325,8 @@ def report(results: Results) -> Report:
 
 def draw(methods: Sequence[Mapping[str, Any]]) -> Figure:
     """Success over the time of an inference."""
-    of = {row["name"]: Point(row["time"]["relative"], *(row["success"][key] for key in ("rate", "low", "high")))
-          for row in methods if row["time"] is not None}  # fmt: skip
-    series = {name: [of[name]] for name in SHOWN} | {"full": [of[name] for name in of if name.startswith("full")]}
+    timed = {row["name"]: points_of({row["time"]["relative"]: row["success"]}) for row in methods if row["time"]}
+    fewer = [point for name, points in timed.items() if name.startswith("full") for point in points]
+    series = {name: timed[name] for name in SHOWN} | {"full": fewer}
     names = {"full": "10 to 2 steps"} | SHOWN
     return draw_series(series, "time of an inference (10 steps: 1)", "success", "metaworld", names)

@@ -116,10 +116,10 @@ def measure(
         options = [stands.get(option, option) for option in method.options]
         options += ["--server", stands["SERVER"]] if options[0] == "run" else []
         options += ["--rate", RATE] if "adahi" in options else []
-        return [{"method": method.name, "link": link, "share": share} | one(options, share, run) for share in shares]
+        return [{"method": method.name, "link": link, "share": share} | drive(options, share, run) for share in shares]
 
 
-def one(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
+def drive(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     """One run of the robot: what is kept of its summary."""
     command = [
         sys.executable, "-m", "specact", *options, "--env", "metaworld", "--live",
@@ -143,14 +143,9 @@ def one(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     }
 
 
-def key_of(cell: Mapping[str, Any]) -> tuple[str, str, float]:
-    """What identifies a cell of a target."""
-    return cell["method"], cell["link"], cell["share"]
-
-
 def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of :data:`COMPARED` at the same share on the same episodes, over every link against one that needs none."""
-    won = {key_of(cell): np.array([letter == "1" for letter in cell["won"]]) for cell in cells}
+    won = {(of["method"], of["link"], of["share"]): np.array([won == "1" for won in of["won"]]) for of in cells}
     pairs = [
         ((first, link, share), (second, over, share))
         for first, link, share in won

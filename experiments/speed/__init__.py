@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures import Point, draw_series
+from experiments.figures import Point, draw_series, draw_times
 from experiments.grid import ROOT, Cell, Results, Run
 from experiments.report import Picture, Report, Table
 from specact.lab.report.figures import style_of
@@ -224,19 +224,12 @@ def over_link(results: Results) -> Iterator[dict[str, Any]]:
 
 def draw_latency(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Mean time of an inference of every way, filled with this draft, empty with the slow one."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for at, row in enumerate(rows):
-        colour = style_of(row["method"]).colour
-        for draft, face in (("fast", colour), ("slow", "none")):
-            if row[draft] is not None:
-                mean, low, high = (row[draft][key] for key in ("mean", "low", "high"))
-                axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], fmt="o", color=colour, mfc=face, capsize=2)
-    axes.set_yticks(range(len(rows)), [row["way"] for row in rows])
-    axes.invert_yaxis()
-    axes.set(xlabel="mean time of an inference over Wi-Fi [ms]", xlim=(0, None))
-    axes.set_title("Filled: a draft of 0.5 ms; empty: of 6.6 ms", fontsize=10, loc="left")
-    return figure
+    times = [
+        (at, [row[draft][key] for key in ("mean", "low", "high")], style_of(row["method"]).colour, draft == "fast")
+        for at, row in enumerate(rows) for draft in ("fast", "slow") if row[draft] is not None
+    ]  # fmt: skip
+    about = "Filled: a draft of 0.5 ms; empty: of 6.6 ms"
+    return draw_times([row["way"] for row in rows], times, "mean time of an inference over Wi-Fi [ms]", about, 4.4)
 
 
 def draw_servers(found: Mapping[str, Any]) -> Figure:

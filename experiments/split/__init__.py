@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.figures import draw_times
 from experiments.grid import Cell, Experiment, Results, Run
 from experiments.report import Picture, Report, Table, between, named
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
@@ -229,21 +230,11 @@ def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]]) -> Tab
 
 def draw_methods(sockets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Mean time of an inference of every method over LTE, with a bar to the 95th percentile."""
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for (_, cells), face, shift in zip(
-        sockets.items(), (style_of("target").colour, "none"), (-0.15, 0.15), strict=True
-    ):
-        here = [cell for cell in cells if cell["link"] == "lte"]
-        for at, cell in enumerate(here):
-            kind = "adahi" if cell["method"] in GATED else "target"
-            colour, mean = style_of(kind).colour, cell["mean_ms"]
-            bars = [[0.0], [max(0.0, cell["p95_ms"] - mean)]]
-            axes.errorbar(
-                mean, at + shift, xerr=bars, fmt="o", color=colour, mfc="none" if face == "none" else colour, capsize=2,
-            )  # fmt: skip
-        axes.set_yticks(range(len(here)), [NAMES[cell["method"]] for cell in here])
-    axes.invert_yaxis()
-    axes.set(xlabel="mean and 95th percentile over LTE [ms]", xlim=(0, None))
-    axes.set_title("Filled: a device 20 times slower; empty: 50 times", fontsize=10, loc="left")
-    return figure
+    times = []
+    for shift, cells in zip((-0.15, 0.15), sockets.values(), strict=True):
+        lte = [cell for cell in cells if cell["link"] == "lte"]
+        for at, cell in enumerate(lte):
+            colour, mean = style_of("adahi" if cell["method"] in GATED else "target").colour, cell["mean_ms"]
+            times.append((at + shift, (mean, mean, max(mean, cell["p95_ms"])), colour, shift < 0))
+    names, about = [NAMES[cell["method"]] for cell in lte], "Filled: a device 20 times slower; empty: 50 times"
+    return draw_times(names, times, "mean and 95th percentile over LTE [ms]", about, 4.6)
