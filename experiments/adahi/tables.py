@@ -196,6 +196,7 @@ def report(results: Mapping[str, Any]) -> Report:
         "better": where(tests, "adahi", "random", 1), "worse": where(tests, "adahi", "random", -1),
         "behind": where(tests, "adahi", "hybrid", -1),
         "behind_lower": where(tests, "adahi", "hybrid", -1, ", rate 0.4"),
+        "behind_lowest": where(tests, "adahi", "hybrid", -1, ", rate 0.2"), "lowest_rate": 0.2,
         "better_lower": where(tests, "adahi", "random", 1, ", rate 0.4"),
         "behind_weak": where(tests, "adahi", "hybrid", -1, ", under-trained draft, rate 0.6"),
         "better_weak": where(tests, "adahi", "random", 1, ", under-trained draft, rate 0.6"),

@@ -159,7 +159,9 @@ def _asked(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name, run in results["policies"].items():
         yield from under(name, run["seen"]["contrasts"])
     for name, run in results["gates"].items():
-        yield from under(f"gates of {name}", largest_p(run["contrasts"]))
+        had = {(row["first"], row["second"]) for row in results["policies"][name]["seen"]["contrasts"]}
+        rows = [row for row in largest_p(run["contrasts"]) if (row["first"], row["second"]) not in had]
+        yield from under(f"gates of {name}", rows)
     for name, row in results["replanning"].items():
         names = {"first": f"{row['best']} executed", "second": f"{next(iter(row['tried']))} executed"}
         yield from under(f"{name}, alone", [{**names, **row["gained"]}])

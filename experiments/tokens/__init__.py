@@ -241,7 +241,9 @@ def report(results: Results) -> Report:
     }
     facts |= {f"gate_{row['first']}_{row['second']}": row for row in tested["gates"]}
     facts |= {f"score_{row['on'][:-7]}_{row['first']}_{row['second']}": row for row in tested["scores"]}
-    facts["gated"] = gated["methods"]
+    worst = [min(found[name]["relative_low"] for name in ("specvla", "kerv")) for found in gains.values()]
+    facts["heisd_time"] = relative_time(*(of["metaworld-tokens"]["heisd_fixed"] for of in (gains, methods)))
+    facts |= {"gated": gated["methods"], "slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
 
 
