@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from specact.lab.report.figures import INK, style_of
 
 MOST = 7  # series of one picture
-_LINE = 0.07  # of the axes' height, for a label
+_LINE = 0.18  # inches, for a label
 
 
 class Point(NamedTuple):
@@ -33,21 +33,21 @@ def draw_series(
     series: Mapping[str, Sequence[Point]], x: str, y: str, title: str = "", names: Mapping[str, str] | None = None
 ) -> Figure:
     """One picture of at most seven methods; see :func:`add_series`."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = Figure(figsize=(4.8, 3.6), layout="constrained")
     add_series(figure.subplots(), series, x, y, title, names)
     return figure
 
 
 def add_series(
     axes: Axes, series: Mapping[str, Sequence[Point]], x: str, y: str, title: str = "",
-    names: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None, lead: bool = True,
 ) -> None:  # fmt: skip
     """Draws methods, each with 95 % intervals and its name at the right edge, in the height of its last point.
 
     Args:
         series: points of each method, which choose its colour by its name.
         x, y: what the axes are, in words, with the unit.
-        names: what to write instead of a method's name.
+        names, lead: what to write instead of a method's name, and whether with a line to its point.
     """
     assert len(series) <= MOST, f"{len(series)} series in one picture; at most {MOST} can be told apart"
     ends = []
@@ -61,14 +61,14 @@ def add_series(
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     axes.margins(x=0.04, y=0.08)
-    _label(axes, ends)
+    _label(axes, ends, lead)
 
 
 def draw_times(
     names: Sequence[str], times: Sequence[tuple[float, Sequence[float], str, bool]], x: str, title: str, height: float
 ) -> Figure:
     """A row for each name with times: the place among the rows; mean, low and high; colour; whether it is filled."""
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    figure = Figure(figsize=(4.8, height), layout="constrained")
     axes = figure.subplots()
     for at, (mean, low, high), colour, filled in times:
         face, bar = colour if filled else "none", [[mean - low], [high - mean]]
@@ -80,18 +80,19 @@ def draw_times(
     return figure
 
 
-def _label(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names to the right of the axes, moved apart where they would overlap, each with a line to its last point."""
+def _label(axes: Axes, ends: Sequence[tuple[float, float, str, str]], lead: bool) -> None:
+    """Names to the right of the axes, moved apart where they would overlap, with lines to the last points."""
     bottom, top = axes.get_ylim()
+    line = _LINE * axes.figure.dpi / axes.bbox.height
     at = np.array(sorted((y - bottom) / (top - bottom) for y, *_ in ends))
     for _ in range(200):
-        gaps = np.maximum(0.0, _LINE - np.diff(at)) / 2
+        gaps = np.maximum(0.0, line - np.diff(at)) / 2
         at[:-1] -= gaps
         at[1:] += gaps
     at += max(0.0, -at[0]) - max(0.0, at[-1] - 1.0)
     for height, (y, x, name, colour) in zip(at, sorted(ends), strict=True):
         axes.annotate(
             name, (x, y), (1.03, height), textcoords="axes fraction", color=colour, fontsize=9, va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 2},
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6 * lead, "shrinkA": 1, "shrinkB": 2},
             annotation_clip=False,
         )  # fmt: skip

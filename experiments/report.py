@@ -21,13 +21,14 @@ Metrics = Mapping[str, Any]
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LONG = 200  # rows
-_TABLE = "<table>\n<caption>{}</caption>\n<thead>{}</thead>\n<tbody>\n{}\n</tbody>\n</table>"
+_TABLE = "<p>{}</p>\n<div><table>\n<thead>{}</thead>\n<tbody>\n{}\n</tbody>\n</table></div>"
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>specact: tables of {name}</title>
-<style>body{{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#1b222b}}section{{overflow-x:auto;margin:2rem 0}}
-table{{border-collapse:collapse}}caption{{text-align:left;padding-bottom:.5rem}}td,th{{padding:.25rem .6rem;
-border-bottom:1px solid #dfe3e8;text-align:left;white-space:nowrap}}th{{position:sticky;top:0;background:#fff}}</style>
+<style>body{{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#1b222b}}section{{margin:2rem 0}}
+p{{max-width:45rem}}div{{overflow-x:auto}}table{{border-collapse:collapse}}td,th{{padding:.25rem .6rem;text-align:left;
+border-bottom:1px solid #dfe3e8;white-space:nowrap;vertical-align:top}}:is(td,th):first-child{{position:sticky;left:0;
+background:#fff;white-space:normal;min-width:8rem}}</style>
 <h1>Tables of <a href="../{name}.html">{name}</a></h1>
 {body}
 </html>
@@ -73,13 +74,12 @@ class Table:
     def html(self, link: str) -> str:
         """As part of the page of all tables; of a long one the link to its file."""
         if len(self.rows) > LONG:
-            about = html.escape(self.about)
+            about = _plain(self.about)
             return f'<section><p>{about} <a href="{link}">{len(self.rows):,} rows, CSV</a></p></section>'
-        heads = "".join(f"<th>{html.escape(head.strip())}</th>" for head in self.heads.split("|"))
-        plain = self.cells.replace("`", "").replace("**", "")
-        cells = ([html.escape(cell) for cell in fields(plain, row)] for row in self.rows)
+        heads = "".join(f"<th>{_plain(head.strip())}</th>" for head in self.heads.split("|"))
+        cells = ([_plain(cell) for cell in fields(self.cells, row)] for row in self.rows)
         body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in cells)
-        return f"<section>{_TABLE.format(html.escape(self.about), heads, body)}</section>"
+        return f"<section>{_TABLE.format(_plain(self.about), heads, body)}</section>"
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,11 @@ class Report:
             RESULTS / "tables" / f"{name}.html": _PAGE.format(name=name, body=body),
             **{RESULTS / "tables" / name / f"{table.name}.csv": table.csv(stamp) for table in self.tables},
         }
+
+
+def _plain(text: str) -> str:
+    """Without the marks of Markdown, as HTML."""
+    return html.escape(text.replace("`", "").replace("**", ""))
 
 
 _STAMP = "{cells} | {seeds} | {commit} | {machine} | {load} | {date}"

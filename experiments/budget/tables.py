@@ -210,11 +210,9 @@ def draw(by_task: Mapping[str, Sequence[Way]], parameters: Mapping[str, Metrics]
             success = way.success
             series.setdefault(way.method, []).append(Point(100 * share, success.mean, success.low, success.high))
         axes.set(xscale="log", ylim=(-0.03, 1.08), xlim=(0.1, 160.0))
-        add_series(axes, {LABELS.get(name, name): series[name] for name in DRAWN if name in series}, "", "", task)
+        add_series(axes, {LABELS.get(n, n): series[n] for n in DRAWN if n in series}, "", "", task, lead=False)
         axes.set_xticks((0.1, 1, 10, 100), ("0.1", "1", "10", "100"))
         axes.minorticks_off()
-        for label in axes.texts:
-            label.arrow_patch.set_visible(False)
     figure.supxlabel("parameters of the draft, % of the target's", fontsize=10)
     figure.supylabel("success, 95 % interval", fontsize=10)
     return figure

@@ -371,7 +371,7 @@ def _costed(policy: str, summary: Mapping[str, Any], rounds: Mapping[str, Any]) 
 
 def draw(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
     """Success over cost, a panel for each policy."""
-    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    figure = Figure(figsize=(4.8, 6.2), layout="constrained")
     for policy, axes in zip(POLICIES, figure.subplots(2, 1), strict=True):
         rows = {name: [found[policy, name]] for name in DRAWN} | {
             "full": [found[policy, f"full{steps}"] for steps in ("", "_5", "_3", "_2", "_1")]

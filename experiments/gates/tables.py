@@ -195,9 +195,7 @@ def frontier(study: Study) -> Figure:
                 x, success = ENDS.get(method, row["transmission_rate"]), row["success"]
                 series.setdefault(method, []).append(Point(x, success["rate"], success["low"], success["high"]))
         axes.set(xlim=(-0.12, 1.08), ylim=(-0.03, 1.08), xticks=(0, 0.5, 1))
-        add_series(axes, series, "", "", pair, LABELS)
-        for label in axes.texts:
-            label.arrow_patch.set_visible(False)
+        add_series(axes, series, "", "", pair, LABELS, lead=False)
     figure.supxlabel("share of inferences that ask", fontsize=10)
     figure.supylabel("success, 95 % interval", fontsize=10)
     return figure

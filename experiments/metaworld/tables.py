@@ -187,14 +187,17 @@ def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def draw(every: Mapping[tuple[str, str, str, float], Mapping[str, Any]]) -> Figure:
     """Success in real time over the device's share of a core, a panel for each target."""
-    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    figure = Figure(figsize=(4.8, 6.2), layout="constrained")
     for target, axes in zip(device.TARGETS, figure.subplots(2, 1), strict=True):
         series = {
             style: points_of({share: cell["success"] for (of, name, link, share), cell in every.items()
                               if (of, name, link) == (target, method, SHOWN[method])})
             for method, style in DRAWN.items()
         }  # fmt: skip
-        names = {style: f"{method}{' (Wi-Fi)' if SHOWN[method] else ''}" for method, style in DRAWN.items()}
+        names = {
+            style: method.replace(", async", ",\nasync") + " (Wi-Fi)" * bool(SHOWN[method])
+            for method, style in DRAWN.items()
+        }
         drawn = {style: points for style, points in series.items() if points}
         axes.set_xscale("log")
         add_series(axes, drawn, "share of a core that the device has", "success", target, names)

@@ -229,7 +229,7 @@ def draw_latency(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for at, row in enumerate(rows) for draft in ("fast", "slow") if row[draft] is not None
     ]  # fmt: skip
     about = "Filled: a draft of 0.5 ms; empty: of 6.6 ms"
-    return draw_times([row["way"] for row in rows], times, "mean time of an inference over Wi-Fi [ms]", about, 4.4)
+    return draw_times([row["way"] for row in rows], times, "mean time of an inference over Wi-Fi [ms]", about, 3.8)
 
 
 def draw_servers(found: Mapping[str, Any]) -> Figure:

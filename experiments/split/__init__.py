@@ -236,5 +236,5 @@ def draw_methods(sockets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         for at, cell in enumerate(lte):
             colour, mean = style_of("adahi" if cell["method"] in GATED else "target").colour, cell["mean_ms"]
             times.append((at + shift, (mean, mean, max(mean, cell["p95_ms"])), colour, shift < 0))
-    names, about = [NAMES[cell["method"]] for cell in lte], "Filled: a device 20 times slower; empty: 50 times"
-    return draw_times(names, times, "mean and 95th percentile over LTE [ms]", about, 4.6)
+    names, about = [NAMES[cell["method"]] for cell in lte], "LTE. Filled: a device 20\ntimes slower; empty: 50"
+    return draw_times(names, times, "mean, 95th percentile [ms]", about, 4.0)

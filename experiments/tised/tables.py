@@ -375,7 +375,7 @@ def draw_paradox(sweep: Metrics) -> Figure:
 
 def draw_decodings(sweeps: Mapping[str, Metrics]) -> Figure:
     """Success of three decodings over the round trip of steady links, waiting for verdicts and with late ones."""
-    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    figure = Figure(figsize=(4.8, 6.2), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
     styles = {"Spec-VLA": "specvla", "KERV": "kerv", "HeiSD": "heisd_similar"}
     for axes, lever, about in zip(

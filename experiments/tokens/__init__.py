@@ -287,7 +287,7 @@ def _drafters(results: Results) -> Iterator[dict[str, Any]]:
 
 def draw(methods: Any, gains: Any, others: Any) -> Figure:
     """Success over the time of an inference, a panel for each policy."""
-    figure = Figure(figsize=(6.4, 9.0), layout="constrained")
+    figure = Figure(figsize=(4.8, 8.4), layout="constrained")
     rows = list(_main(methods, gains, others))
     for policy, axes in zip(POLICIES, figure.subplots(3, 1), strict=True):
         short = policy.removesuffix("-tokens")
