@@ -10,7 +10,7 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_195),
+    f"{SRC}": (1_600, 2_194),
     f"{SRC}/bundle": (450, 725),
     f"{SRC}/gates": (1_000, 1_222),
     f"{SRC}/families": (2_900, 3_581),
@@ -28,12 +28,12 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/envs": (2_700, 2_700),
     f"{SRC}/lab/train": (4_500, 5_203),
     f"{SRC}/lab/rollout": (2_100, 2_267),
-    f"{SRC}/lab/evaluation": (1_700, 1_793),
+    f"{SRC}/lab/evaluation": (1_700, 1_792),
     f"{SRC}/lab/tised": (1_700, 1_700),
-    f"{SRC}/lab/report": (800, 1_200),
-    "experiments": (4_500, 6_500),
+    f"{SRC}/lab/report": (800, 1_171),
+    "experiments": (4_500, 6_460),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 31_100),
+    "tests": (27_000, 30_761),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
