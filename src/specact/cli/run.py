@@ -54,13 +54,13 @@ class Details(Options):
 class Run(Options):
     """Drive a robot with a pair: the draft acts, and a gate decides when a server's target is asked.
 
-    The robot is stopped at the end. More options: --help-all. Exit status: 1 after an error of the robot, 2 after
-    others, 3 if misses stopped it, 128 + N after signal N.
+    It is stopped at the end. Exit status: 1 after an error of the robot, 2 after others, 3 if misses
+    stopped it, 128 + N after signal N. More options: --help-all.
     """
 
     pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
-    server: str = "ws://127.0.0.1:8600"  # ws:// or wss://, or openpi:ws://HOST:PORT#FILE.toml
-    gate: str = "adahi"  # adahi, uncertainty, learned, random, always, never, MODULE:GATE
+    server: str = "ws://127.0.0.1:8600"  # or openpi:ws://HOST:PORT#FILE.toml
+    gate: str = "adahi"  # uncertainty, learned, random, always, never, MODULE:GATE
     rate: Maybe[Share] = None  # share of inferences that ask, as calibrated; 0.6 if not given
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
     execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects

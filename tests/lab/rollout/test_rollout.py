@@ -251,7 +251,7 @@ def test_random_has_the_privileges_of_adahi_and_its_rate(
     """The first step and, with a limit, the one after the longest run of skips are forced; the rate is the same."""
     summary, folder = made.summary, made.folder
     if max_skips is not None:
-        options = (f"deviation.max_skips={max_skips}",)
+        options = (f"adahi.max_skips={max_skips}",)
         what = evaluation(tiny_bundle, methods=("random", "adahi"), gate_options=options, link="loopback")
         summary, folder = evaluate(what, tmp_path, quiet, Pool(1)), tmp_path
     steps, gate = read_table(folder / "steps" / "random"), read_gates(folder)["random"]
