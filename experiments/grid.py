@@ -144,7 +144,7 @@ class Experiment:
                 if not file.exists():
                     started = os.getloadavg()[0]
                     result = cell.work(file.parent, run)
-                    write_json(file.with_name(STAMP), _stamp(run.seed, max(started, os.getloadavg()[0])))
+                    write_json(file.with_name(STAMP), _stamp(run, max(started, os.getloadavg()[0])))
                     write_json(file, result)
             run.update("cells", len(cells), len(cells))
         return [cell.name for cell in cells]
@@ -154,10 +154,12 @@ class Experiment:
         return {file.stem: json.loads(file.read_text()) for file in sorted(self.results.glob("*.json"))}
 
     def store(self, folders: Iterable[Path]) -> Results:
-        """Merges the finished cells of folders into the stored results."""
+        """Merges the finished cells of folders into the stored results; a folder without any is refused."""
         results, provenance = self.stored(), self.provenance()
         for folder in folders:
-            for file in sorted(folder.rglob(CELL)):
+            if not (cells := sorted(folder.rglob(CELL))):
+                raise ConfigError(f"there is no finished cell in {folder}; give the --out of a run")
+            for file in cells:
                 *groups, cell = file.parent.relative_to(folder).parts
                 if (stamp := file.with_name(STAMP)).exists():
                     provenance["/".join((*groups, cell))] = json.loads(stamp.read_text())
@@ -165,9 +167,9 @@ class Experiment:
                 for group in groups:
                     place = place.setdefault(group, {})
                 place[cell] = json.loads(file.read_text())
-        write_json(self.results.with_name("provenance.json"), provenance)
-        for name, values in results.items():
-            file, text = self.results / f"{name}.json", json.dumps(values, indent=1) + "\n"
+        contents = {f"results/{name}": values for name, values in results.items()} | {"provenance": provenance}
+        for name, values in contents.items():
+            file, text = self.results.parent / f"{name}.json", json.dumps(values, indent=1) + "\n"
             if not file.exists() or file.read_text() != text:
                 write_whole(file, text.encode())
         return results
@@ -198,17 +200,15 @@ def drawn(picture: Picture) -> bytes:
     return content.getvalue()
 
 
-def _stamp(seed: int, load: float) -> dict[str, Any]:
+def _stamp(run: Run, load: float) -> dict[str, Any]:
     """How a cell was measured."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False)
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    machine = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     return {
-        "seeds": str(seed), "commit": commit.stdout.strip() or "no checkout", "machine": machine,
-        "load": round(load, 1), "date": datetime.now(UTC).date().isoformat(),
+        "seeds": f"{run.seed}{', only two episodes' * run.quick}", "machine": f"{model}, {os.cpu_count()} cores",
+        "commit": commit.stdout.strip() or "no checkout", "load": round(load, 1), "date": f"{datetime.now(UTC):%F}",
     }  # fmt: skip
 
 

@@ -258,7 +258,7 @@ class _Cells(Formatter):
 
 def verdict(contrast: Metrics) -> str:
     """What a corrected test says of the first method."""
-    if contrast["p_holm"] >= 0.05:
+    if not significant([contrast]):
         return "not shown to differ from"
     return "better than" if contrast["difference"] > 0 else "worse than"
 

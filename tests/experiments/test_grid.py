@@ -52,11 +52,12 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any
 def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
     experiment, _ = counting(tmp_path / "results")
     for number, only in enumerate(("a", "group/*")):
-        experiment.run(Run(tmp_path / f"out{number}", seed=number), only)
+        experiment.run(Run(tmp_path / f"out{number}", seed=number, quick=number == 1), only)
     stored = experiment.store([tmp_path / "out0", tmp_path / "out1"])
     assert stored == {"a": {"seed": 0}, "group": {"b": {"seed": 1}, "c": {"seed": 1}}}
     stamps = experiment.provenance()
-    assert {name: stamp["seeds"] for name, stamp in stamps.items()} == {"a": "0", "group/b": "1", "group/c": "1"}
+    quick = "1, only two episodes"
+    assert {name: stamp["seeds"] for name, stamp in stamps.items()} == {"a": "0", "group/b": quick, "group/c": quick}
     assert stamps["a"] == json.loads((tmp_path / "out0" / "a" / STAMP).read_text())
     assert stamps["a"]["load"] >= 0.0 and "cores" in stamps["a"]["machine"]
     assert experiment.stored() == stored
@@ -65,3 +66,5 @@ def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "group.json").stat().st_mtime_ns == before, "nothing changed"
     with pytest.raises(ConfigError, match="nope"):
         experiment.run(Run(tmp_path / "out0", seed=0), "nope*")
+    with pytest.raises(ConfigError, match="nowhere"):
+        experiment.store([tmp_path / "out0", tmp_path / "nowhere"])

@@ -51,9 +51,9 @@ _METHODS = {
 }  # fmt: skip
 # The same methods by other names: a full target, a part of its steps, its draft unchecked, and what a sweep calls them.
 _SAME = {
-    "target": ("full", "ar", "target alone"), "target_on_device": ("full_2", "target on device", "flow, 1 steps"),
-    "draft": ("block", "proposed", "last"), "adahi": ("late adahi", "flash", "specvla", "late"),
-    "random": ("flash_shuffled", "random_late"), "head_draft": ("head as draft", "distilled", "regression"),
+    "target": ("full", "ar"), "target_on_device": ("full_2", "target on device", "flow, 1 steps"),
+    "draft": ("block", "last"), "adahi": ("late adahi", "flash", "specvla", "late"),
+    "random": ("flash_shuffled",), "head_draft": ("head as draft", "distilled", "regression"),
     "hybrid": ("asynchronous", "aligned"), "learned_action": ("kerv",), "plain_random": ("unchecked",),
     "uncertainty": ("heisd_similar", "freqcache", "flash_fitted"),
 }  # fmt: skip
