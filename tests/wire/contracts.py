@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
-from numpy.typing import NDArray
 
 from specact.families.chunks.policy import ChunkSpec, chunk_contract
 from specact.families.codes.pair import CodeExchange
@@ -25,7 +24,7 @@ SPEC = PolicySpec(
     draft=vectors(1, state=3), target=SEEN, codebooks=2, codes=5, chunk=2, actions=3,
     execute=1, overlap="drop", temperature=0.5, rate_hz=10.0, sequential=True,
 )  # fmt: skip
-PLAIN = structs.replace(SPEC, target=vectors(2, state=3), sequential=False)
+HERE = StepAddress(1, 2, 3, 2**64 - 1)
 
 
 def nothing() -> Any:
@@ -34,8 +33,7 @@ def nothing() -> Any:
 
 def of_codes(spec: PolicySpec) -> Contract:
     """The contract of a pair of action codes; of its tokenizer only the fingerprint is part of it."""
-    table = np.zeros((0, spec.chunk, spec.actions), np.float32)
-    scale = np.ones(spec.actions, np.float32)
+    table, scale = np.zeros((0, spec.chunk, spec.actions), np.float32), np.ones(spec.actions, np.float32)
     tokenizer = ActionTokenizer(0 * scale, scale, table, "0123456789abcdef", spec.codes)
     return CodeExchange(spec, tokenizer, "pair", "fedcba9876543210", nothing).contract
 
@@ -46,59 +44,47 @@ def of_chunks(seen: ObservationSpec, chunk: int, actions: int) -> Contract:
 
 
 CODES, CHUNKS = of_codes(SPEC), of_chunks(SEEN, 2, 3)
+PLAIN = of_codes(structs.replace(SPEC, target=vectors(2, state=3), sequential=False))
 
 
 def window_of(seen: ObservationSpec) -> Window:
     """A window with other numbers in every place."""
-    arrays: dict[str, NDArray[Any]] = {
-        name: np.arange(np.prod(field.window_shape)).reshape(field.window_shape).astype(np.uint8)
-        if field.is_image
-        else (np.arange(np.prod(field.window_shape), dtype=np.float32) / 4 - 1).reshape(field.window_shape)
-        for name, field in seen.fields.items()
-    }
+    arrays: dict[str, Any] = {}
+    for name, field in seen.fields.items():
+        numbers = np.arange(np.prod(field.window_shape)).reshape(field.window_shape)
+        arrays[name] = numbers.astype(np.uint8) if field.is_image else numbers.astype(np.float32) / 4 - 1
     return Window(arrays, "put it there" if seen.instruction else None)
 
 
 def messages() -> dict[str, tuple[Contract, Struct]]:
     """One message of each kind, with its contract; every number is a sum of few powers of two."""
-    address, report = StepAddress(1, 2, 3, 2**64 - 1), dict(zip(REPORT_COUNTERS, range(5, 0, -1), strict=True))
+    report = dict(zip(REPORT_COUNTERS, range(5, 0, -1), strict=True))
     probs = np.array([[0.5, 0.25, 0.125, 0.125, 0.0], [0.0, 0.0, 0.75, 0.0, 0.25]])
     conditional = np.eye(5)[[1, 2, 3, 4, 0]]
     offsets = (np.arange(60, dtype=np.float32) / 8 - 3).reshape(2, 5, 2, 3)
     chunk = offsets[0, 0]
     drafted = {"draft_probs": probs, "draft_conditional": conditional, "codes": np.array([1, 2])}
+    accepted, rejection = np.array([True, False]), np.array([0.0, 0.5])
+    verdict = {"codes": np.array([4, 0]), "accepted": accepted, "rejection": rejection, "chunk": chunk}
     old = {"actions": chunk, "weights": np.array([1.0, 0.5], np.float32)}
-    distribution = {"probs": probs, "offsets": offsets, "conditional": conditional}
-    verdict = {
-        "codes": np.array([4, 0]), "accepted": np.array([True, False]), "rejection": np.array([0.0, 0.5]),
-        "chunk": chunk,
-    }  # fmt: skip
-    window = window_of(SEEN)
+    plain = Request(window_of(PLAIN.observation), StepAddress(3, 0, 12, 40))
+    spec, arrays = dict(CODES.spec), CODES.describe()
 
     def request(contract: Contract, kind: str, arrays: dict[str, Any]) -> tuple[Contract, Struct]:
-        return contract, ask(Request(window, address, arrays), contract, kind, 7, 100.0, report)
+        return contract, ask(Request(window_of(SEEN), HERE, arrays), contract, kind, 7, 100.0, report)
 
     def reply(contract: Contract, kind: str, arrays: dict[str, Any]) -> tuple[Contract, Struct]:
         return contract, Reply(7, 0.25, 1.5, 2.0, 3, contract.kinds[kind].reply.pack(arrays))
 
-    plain = of_codes(PLAIN)
     return {
-        "hello": (CODES, Hello(PROTOCOL, "arm 1", CODES.family, dict(CODES.spec))),
+        "hello": (CODES, Hello(PROTOCOL, "arm 1", CODES.family, spec)),
         "hello-question": (CODES, Hello(PROTOCOL, "arm 1")),
-        "welcome": (
-            CODES,
-            Welcome(
-                PROTOCOL, "ball", "fedcba9876543210", "0.1.0", CODES.max_message_bytes, CODES.family, dict(CODES.spec),
-                CODES.describe(),
-            ),
-        ),
+        "welcome": (CODES, Welcome(PROTOCOL, "ball", "fedcba9876543210", "0.1.0", CODES.max_message_bytes, CODES.family,
+                                   spec, arrays)),
         "codes-infer": request(CODES, "infer", {}),
-        "codes-infer-plain": (
-            plain,
-            ask(Request(window_of(PLAIN.target), StepAddress(3, 0, 12, 40)), plain, "infer", 8, 50.0),
-        ),
+        "codes-infer-plain": (PLAIN, ask(plain, PLAIN, "infer", 8, 50.0)),
         "codes-verify": request(CODES, "verify", drafted),
-        "codes-distribution": reply(CODES, "infer", distribution),
+        "codes-distribution": reply(CODES, "infer", {"probs": probs, "offsets": offsets, "conditional": conditional}),
         "codes-verdict": reply(CODES, "verify", verdict),
         "chunks-inpaint": request(CHUNKS, "inpaint", old),
         "chunks-chunk": reply(CHUNKS, "infer", {"chunk": chunk}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from specact.observation import ObservationSpec
 # A camera's JPEG has about ten scans at most and a header of a few kilobytes. Each scan is a pass over the whole frame,
 # however short it is, and Pillow reads the header segment by segment: a message could take seconds to decode.
 MAX_SCANS, MAX_HEADER_BYTES = 64, 1 << 16
-_START_OF_SCAN = b"\xff\xda"
 
 
 def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
@@ -24,8 +24,7 @@ def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
     Raises:
         MissingExtraError: if Pillow is not installed.
     """
-    image = _pillow()
-    files = [io.BytesIO() for _ in frames]
+    image, files = _pillow(), [io.BytesIO() for _ in frames]
     for frame, file in zip(frames, files, strict=True):
         image.fromarray(frame).save(file, "JPEG", quality=quality)
     return [file.getvalue() for file in files]
@@ -39,28 +38,24 @@ def read_images(files: list[bytes], spec: ObservationSpec) -> dict[str, NDArray[
         MissingExtraError: if Pillow is not installed.
     """
     shapes = {name: spec[name].window_shape for name in spec.images}
-    counts = [math.prod(shape[:-3]) for shape in shapes.values()]
-    if len(files) != sum(counts):
-        raise WireError("bad_message", f"{sum(counts)} camera frames are needed, got {len(files)}")
+    counts = {name: math.prod(shape[:-3]) for name, shape in shapes.items()}
+    if len(files) != sum(counts.values()):
+        raise WireError("bad_message", f"{sum(counts.values())} camera frames are needed, got {len(files)}")
     left = iter(files)
-    return {
-        name: read_jpegs([next(left) for _ in range(count)], name, shape)
-        for (name, shape), count in zip(shapes.items(), counts, strict=True)
-    }
+    return {name: read_jpegs(list(islice(left, counts[name])), name, shape) for name, shape in shapes.items()}
 
 
 def read_jpegs(files: list[bytes], name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Frames of exactly this shape, ``(T, H, W, 3)`` or ``(H, W, 3)``, from as many files; see :func:`read_images`."""
+    _pillow()
     return np.stack([_read_jpeg(file, name, (shape[-2], shape[-3])) for file in files]).reshape(shape)
 
 
 def _read_jpeg(file: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    _pillow()
     from PIL.JpegImagePlugin import JpegImageFile
 
-    # Compressed data does not contain these bytes; metadata can, which makes it an upper bound.
-    scans = file.count(_START_OF_SCAN)
-    if scans > MAX_SCANS:
+    # Compressed data does not contain the bytes that start a scan; metadata can, which makes it an upper bound.
+    if (scans := file.count(b"\xff\xda")) > MAX_SCANS:
         raise WireError("bad_message", f"{name} must be a JPEG of at most {MAX_SCANS} scans, got {scans}")
     try:
         # Not Image.open, which warns or raises DecompressionBombError for a huge size in the header.
@@ -71,8 +66,8 @@ def _read_jpeg(file: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint
             return np.asarray(opened.convert("RGB"))
     # The kinds of errors that Pillow raises for damaged files.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
-        said = f"{name} is not a readable JPEG with a header of at most {MAX_HEADER_BYTES} bytes"
-        raise WireError("bad_message", f"{said} ({type(error).__name__})") from None
+        readable = f"a readable JPEG with a header of at most {MAX_HEADER_BYTES} bytes"
+        raise WireError("bad_message", f"{name} must be {readable} ({type(error).__name__})") from None
 
 
 def _pillow() -> Any:

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from specact.wire.exchange import Contract
 from specact.wire.messages import bad
 
-_DTYPES = {
-    name: dtype
-    for dtype in map(np.dtype, ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"))
-    for name in (dtype.str, dtype.name)
-}
+_DTYPES = {name: np.dtype(code)
+           for code in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
+           for written in (np.dtype(code).str, np.dtype(code).name)
+           for name in (written, written.encode())}  # fmt: skip
 # Values of a message, each of which costs a call; an array counts as four.
 _MAX_VALUES, _MAX_DIMENSIONS = 4096, 4
 # Name of a chunk among the arrays of a reply.
@@ -43,9 +42,9 @@ def decode(payload: bytes | bytearray) -> dict[str, Any]:
     """
     try:
         fields = _unpack(msgpack.decode(payload), count(1))
-    # Invalid UTF-8 is a ValueError, a list as key a TypeError, deep nesting a RecursionError.
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        raise bad(f"the frame is not a msgpack message ({type(error).__name__}: {error})"[:200]) from None
+    # Other encodings are a ValueError, a list as key a TypeError, numbers beyond their type an OverflowError.
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise bad(f"this is not a message of openpi's protocol ({type(error).__name__}: {error})"[:200]) from None
     if not isinstance(fields, dict):
         raise bad("a message must be one map")
     return fields
@@ -82,20 +81,26 @@ def _unpack(value: Any, counter: Iterator[int]) -> Any:
         raise bad(f"unknown extension type {value.code}; arrays are maps here")
     if not isinstance(value, dict):
         return value
-    fields = {_text(key): _unpack(entry, counter) for key, entry in value.items()}
+    fields = {str(key, "ascii") if isinstance(key, bytes) else key: _unpack(entry, counter)
+              for key, entry in value.items()}  # fmt: skip
+    if not all(isinstance(key, str) for key in fields):
+        raise bad("the keys of a map must be text")
+    data = fields.get("data")
     if "__ndarray__" in fields:
-        return _array(fields, "dtype")
+        return _array(_dtype(fields.get("dtype")), fields.get("shape"), data)
     if "__npgeneric__" in fields:
-        return _scalar(fields.get("data"), _dtype(fields.get("dtype")))
+        if not isinstance(data, bool | int | float):
+            raise bad("a NumPy scalar needs data, a number")
+        with np.errstate(over="ignore"):
+            return _dtype(fields.get("dtype")).type(data)
     if {"nd", "type", "data"} <= fields.keys():
-        return _array(fields, "type") if fields["nd"] else _array({**fields, "shape": []}, "type")[()]
+        return _array(_dtype(fields["type"]), fields.get("shape") if fields["nd"] else [], data)[()]
     return fields
 
 
-def _array(fields: Mapping[str, Any], type_key: str) -> NDArray[Any]:
-    dtype, shape, data = _dtype(fields.get(type_key)), fields.get("shape"), fields.get("data")
+def _array(dtype: np.dtype[Any], shape: Any, data: Any) -> NDArray[Any]:
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    if not isinstance(shape, list) or not whole or len(shape) > _MAX_DIMENSIONS or not isinstance(data, bytes):
+    if not whole or len(shape) > _MAX_DIMENSIONS or not isinstance(data, bytes):
         raise bad(f"an array needs data (bytes) and shape (at most {_MAX_DIMENSIONS} integers of at least 0)")
     # Python integers: a product of huge dimensions cannot overflow.
     if math.prod(shape) * dtype.itemsize != len(data):
@@ -103,31 +108,10 @@ def _array(fields: Mapping[str, Any], type_key: str) -> NDArray[Any]:
     if dtype.kind == "b" and max(data, default=0) > 1:
         raise bad("the bytes of a bool array must be 0 or 1")
     # A copy is aligned, writable, and does not reference the frame.
-    array: NDArray[Any] = np.ndarray(shape, dtype, data).copy()
-    return array
-
-
-def _scalar(data: Any, dtype: np.dtype[Any]) -> np.generic:
-    if not isinstance(data, bool | int | float):
-        raise bad("a NumPy scalar needs data, a number")
-    try:
-        with np.errstate(over="ignore"):
-            scalar: np.generic = dtype.type(data)
-    except (OverflowError, ValueError):
-        raise bad(f"a NumPy scalar of {dtype} does not hold {ascii(data)[:32]}") from None
-    return scalar
+    return np.ndarray(shape, dtype, data).copy()
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
-    dtype = _DTYPES.get(_text(name)) if isinstance(name, str | bytes) else None
-    if dtype is None:
+    if not isinstance(name, str | bytes) or name not in _DTYPES:
         raise bad(f"an array's dtype is bool, or little-endian integers or floats of NumPy; got {ascii(name)[:32]}")
-    return dtype
-
-
-def _text(key: Any) -> str:
-    if isinstance(key, bytes) and key.isascii():
-        return key.decode()
-    if not isinstance(key, str):
-        raise bad("the keys of a map must be text")
-    return key
+    return _DTYPES[name]
