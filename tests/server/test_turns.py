@@ -1,111 +1,152 @@
-"""Lanes that are served in turn: the exact order."""
+"""Whose request is next: the exact order, and what a lane is charged."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 
-from specact.errors import WireError
-from specact.server.batcher import FairQueue, Lane
+from specact.server.batcher import Job, Lane, Queue
+from specact.wire.messages import Ask
 
 
-def queue(most: int = 1000, most_per_lane: int = 100) -> FairQueue[str]:
-    return FairQueue(most, most_per_lane)
+class Nobody:
+    """Who sent the requests, and does not wait for them."""
+
+    def finish(self, job: Job, outcome: object) -> None:
+        raise AssertionError("nothing is answered here")
 
 
-def filled(made: FairQueue[str], **lanes: int) -> dict[str, Lane[str]]:
-    """Lanes with so many items each, named a0, a1, ..."""
-    found = {name: made.lane() for name in lanes}
-    for name, count in lanes.items():
-        for number in range(count):
-            assert made.put(found[name], f"{name}{number}") is None
-    return found
+def job(lane: Lane, due: float = 1.0, arrived: float = 0.0) -> Job:
+    return Job(Ask("infer", 0, 1.0, (0, 0, 0, 0), bytearray()), lane, Nobody(), arrived, due)
 
 
-def taken(made: FairQueue[str], most: int = 1000, dead: Sequence[str] = ()) -> list[str]:
-    return made.take(most, lambda item: item not in dead)[0]
+def served(queue: Queue, most: int = 1, cost: float = 1.0) -> list[Lane]:
+    """The lanes of the next batch, which are charged so much each [s]."""
+    jobs, late = queue.take(most, 0.0)
+    assert not late
+    if jobs:
+        queue.charge(jobs, cost * len(jobs))
+    return [taken.lane for taken in jobs]
 
 
-def test_lanes_take_turns_and_each_keeps_its_order() -> None:
-    made = queue()
-    filled(made, a=4, b=1, c=2)
-    assert len(made) == 7
-    assert taken(made, 2) == ["a0", "b0"]
-    assert taken(made, 3) == ["c0", "a1", "c1"]
-    assert taken(made) == ["a2", "a3"]
-    assert len(made) == 0 and taken(made) == []
+def filled(queue: Queue, *counts: int) -> list[Lane]:
+    """Lanes with so many requests each."""
+    lanes = [queue.lane() for _ in counts]
+    for lane, count in zip(lanes, counts, strict=True):
+        for _ in range(count):
+            queue.put(job(lane))
+    return lanes
 
 
-def test_a_lane_that_was_idle_goes_before_those_that_are_never_empty() -> None:
-    made = queue()
-    lanes = filled(made, robot=1, a=9, b=9, c=9)
-    assert taken(made, 5) == ["robot0", "a0", "b0", "c0", "a1"]
-    made.put(lanes["robot"], "robot1")
-    assert taken(made, 3) == ["robot1", "b1", "c1"]
+def test_a_batch_has_one_request_of_each_lane_in_their_order() -> None:
+    queue = Queue()
+    first, second = queue.lane(), queue.lane()
+    mine = [job(first, due) for due in (5.0, 1.0)]
+    for one in (*mine, job(second)):
+        queue.put(one)
+    assert len(queue) == 3
+    taken, _ = queue.take(10, 0.0)
+    assert [one.lane for one in taken] == [first, second] and taken[0] is mine[0]
+    assert queue.take(10, 0.0)[0] == [mine[1]] and queue.take(10, 0.0) == ([], []) and len(queue) == 0
+
+
+def test_the_earliest_deadline_goes_first() -> None:
+    """A robot at 50 Hz with 20 ms beside fifty at 5 Hz with 200 ms waits for the batch under way alone."""
+    queue = Queue()
+    slow, fast = [queue.lane() for _ in range(50)], queue.lane()
+    for lane in slow:
+        queue.put(job(lane, due=0.2))
+    # 1 ms each: the other 50 take longer than three periods of the fast robot.
+    for batch in range(13):
+        if batch % 4 == 0:
+            queue.put(job(fast, due=0.02 * (1 + batch // 4)))
+            assert fast in served(queue, most=5, cost=0.001)
+        else:
+            assert fast not in served(queue, most=5, cost=0.001)
+
+
+def test_a_lane_with_earlier_deadlines_has_no_more_than_its_share() -> None:
+    queue = Queue()
+    greedy, *others = filled(queue, 200, *[50] * 4)
+    for waiting in greedy.jobs:
+        waiting.due = 0.5
+    counts = dict.fromkeys(range(5), 0)
+    for _ in range(100):
+        [lane] = served(queue)
+        counts[[greedy, *others].index(lane)] += 1
+    assert max(counts.values()) - min(counts.values()) <= 4
+
+
+def test_lanes_have_equal_time_and_not_equal_numbers_of_requests() -> None:
+    queue = Queue()
+    long, short = filled(queue, 100, 900)
+    spent = {"long": 0.0, "short": 0.0}
+    for _ in range(500):
+        [taken] = queue.take(1, 0.0)[0]
+        cost, name = (10.0, "long") if taken.lane is long else (1.0, "short")
+        queue.charge([taken], cost)
+        spent[name] += cost
+    assert short.jobs and abs(spent["long"] - spent["short"]) <= 60.0
+
+
+def test_an_idle_lane_saves_nothing_up() -> None:
+    queue = Queue()
+    idle, busy = filled(queue, 1, 100)
+    for _ in range(50):
+        served(queue)
+    for _ in range(20):
+        queue.put(job(idle, due=0.5))
+    # Its turn comes at once, and then they alternate, but for the few by which a lane may be ahead.
+    lanes = [served(queue)[0] for _ in range(20)]
+    assert lanes[0] is idle and 8 <= sum(lane is busy for lane in lanes) <= 12
 
 
 def test_lanes_that_are_always_new_do_not_keep_an_old_one_waiting() -> None:
-    made = queue()
-    lanes = filled(made, old=1)
-    assert taken(made) == ["old0"]
-    for number in range(5):
-        made.put(made.lane(), f"before {number}")
-    made.put(lanes["old"], "old1")
+    queue = Queue()
+    [old] = filled(queue, 1)
+    assert served(queue) == [old]
+    queue.put(job(old, due=60.0))
+    # One a tenth of a second, each with a deadline as short: a deadline of a minute counts as one of a second.
+    batches = []
     for number in range(50):
-        made.put(made.lane(), f"after {number}")
-        batch = taken(made, 1)
-        if batch == ["old1"]:
-            break
-    # The five that were there before it, and none that came later.
-    assert number == 5
+        queue.put(job(queue.lane(), due=0.1 * number + 0.1, arrived=0.1 * number))
+        batches += served(queue)
+    assert old in batches[:15]
 
 
-def test_what_is_dead_costs_no_turn() -> None:
-    made = queue()
-    filled(made, a=3, b=2)
-    living, dead = made.take(2, lambda item: item not in ("a0", "a1"))
-    assert (living, dead) == (["a2", "b0"], ["a0", "a1"])
-    assert len(made) == 1
-
-
-def test_a_lane_has_room_for_so_many() -> None:
-    made = queue(most_per_lane=2)
-    lanes = filled(made, a=2)
-    with pytest.raises(WireError, match="2 requests of this robot are already waiting") as refused:
-        made.put(lanes["a"], "a2")
-    assert refused.value.code == "overloaded"
-    assert made.put(made.lane(), "b0") is None
-
-
-def test_in_a_full_queue_the_longest_lane_makes_room_and_equals_do_not() -> None:
-    made = queue(most=4)
-    lanes = filled(made, a=3, b=1)
-    assert made.put(made.lane(), "c0") == "a2"
-    with pytest.raises(WireError, match="4 requests are waiting already") as refused:
-        made.put(lanes["b"], "b1")
-    assert refused.value.code == "overloaded"
-    assert len(made) == 4
-    assert taken(made) == ["a0", "b0", "c0", "a1"]
-    made = queue(most=3)
-    filled(made, a=2, b=1)
-    assert made.put(made.lane(), "c0") == "a1"
+def test_what_is_late_or_unwanted_is_told_and_costs_no_turn() -> None:
+    queue = Queue()
+    lane, other = queue.lane(), queue.lane()
+    late, unwanted, good, last = job(lane, due=0.5), job(lane), job(lane, due=5.0), job(other, due=2.0)
+    unwanted.wanted = False
+    for one in (late, unwanted, good, last):
+        queue.put(one)
+    taken, dead = queue.take(1, 0.7)
+    assert taken == [good] and dead == [late, unwanted] and len(queue) == 1
+    assert queue.take(1, 0.7) == ([last], [])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_between_two_turns_of_a_waiting_lane_every_other_has_one_at_most(seed: int) -> None:
-    rng = random.Random(seed)
-    made = queue(most_per_lane=4)
-    lanes = [made.lane() for _ in range(6)]
-    waits = dict.fromkeys(range(6), 0)
+def test_whoever_waits_is_served_before_any_other_has_had_much_more(seed: int) -> None:
+    """Random arrivals, costs and deadlines: a waiting lane falls behind by a bounded time."""
+    rng, queue = random.Random(seed), Queue()
+    lanes = [queue.lane() for _ in range(6)]
+    since: dict[int, float] = {}
+    clock = 0.0
     for _ in range(2000):
-        lane = rng.choices(range(6), weights=(1, 1, 5, 20, 20, 20))[0]
-        if len(lanes[lane].items) < 4:
-            made.put(lanes[lane], str(lane))
-        if rng.random() < 0.7 and len(made):
-            [served] = taken(made, 1)
-            for other in waits:
-                waits[other] = waits[other] + 1 if lanes[other].items and other != int(served) else 0
-            assert max(waits.values()) <= 5
-    assert sum(len(lane.items) for lane in lanes) == len(made)
+        index = rng.choices(range(6), weights=(1, 1, 5, 20, 20, 20))[0]
+        if len(lanes[index].jobs) < 4:
+            queue.put(job(lanes[index], due=1e6 * rng.random()))
+            since.setdefault(index, clock)
+        if rng.random() < 0.7 and len(queue):
+            [taken] = queue.take(1, 0.0)[0]
+            cost = rng.choice((0.5, 1.0, 2.0))
+            queue.charge([taken], cost)
+            clock += cost
+            index = lanes.index(taken.lane)
+            # Each of the others may be ahead by two usual requests, and have one more.
+            assert clock - since.pop(index) <= 6 * 3 * 2.0 + 6 * 2.0
+            if lanes[index].jobs:
+                since[index] = clock
+    assert sum(len(lane.jobs) for lane in lanes) == len(queue)

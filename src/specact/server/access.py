@@ -84,17 +84,15 @@ class Limits(Record, frozen=True):
 
     Attributes:
         max_batch: requests in one inference.
-        max_queue: requests that may wait; more are refused as overloaded.
-        max_under_way: requests of one robot in flight; above it its connection is not read.
-        max_robots: connected robots; more are refused as overloaded.
+        max_under_way: requests of one connection in flight; above it the connection is not read.
+        max_robots, max_per_address: connected robots, and connections from one address; above it the one that has been
+            idle for longest, for 5 s at least, is closed for the new one, or the new one is refused.
         max_pending: connections that have not said hello yet; the oldest are closed for new ones.
-        max_per_address: connections from one address.
         access_log: file for a line of JSON about each connection and refusal; opened again when it was moved.
         drain_s: how long a shutdown waits for requests in flight [s].
     """
 
     max_batch: Count = 16
-    max_queue: Count = 256
     max_under_way: Count = 4
     max_robots: Count = 1024
     max_pending: Count = 256

@@ -1,165 +1,164 @@
-"""Micro-batching: when the target becomes free it takes the queued requests, robots in turn."""
+"""Micro-batching without waiting: when the target becomes free it takes the requests that arrived meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import count
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol
 
 from specact.errors import WireError
 from specact.rng import StepAddress
-from specact.server.access import Limits
 from specact.wire.exchange import Exchange, Request
-from specact.wire.messages import ErrorCode, Reply
+from specact.wire.messages import Ask, ErrorCode, Reply, requests_of
 
-Item = TypeVar("Item")
+Outcome = Reply | WireError
 _log = logging.getLogger("specact.server")
 # A built-in network with a shorter inference runs on the event loop, because a thread switch would take as long.
-_WARM_UP_RUNS, _INLINE_BELOW_S = 20, 1e-3
+_INLINE_BELOW_S = 1e-3
+# Inferences before serving, of each size of a batch, and the time after which there are no more of them [s].
+_WARM_UP_RUNS, _WARM_UP_S = 20, 1.0
+# How far lanes may be ahead of the others: by two requests of the usual time, or together by so much time [s], since
+# requests come in bursts. And the weight of a request in the usual time.
+_AHEAD, _AHEAD_S, _WEIGHT = 2.0, 0.1, 0.05
+# Of two requests with longer deadlines than this [s] the older one goes first.
+_LONGEST_S = 1.0
 
 
-class Lane(Generic[Item]):
-    """The queued items of one robot, oldest first, and the turn in which it was last served, or created."""
+class Asker(Protocol):
+    """A connection that sent a request."""
 
-    __slots__ = ("items", "served")
-
-    def __init__(self, served: int) -> None:
-        self.items: deque[Item] = deque()
-        self.served = served
+    def finish(self, job: Job, outcome: Outcome) -> None:
+        """Takes the outcome, on the event loop; ``total_ms`` of a reply is not known yet."""
+        ...
 
 
-class FairQueue(Generic[Item]):
-    """Takes one item per turn from the least recently served lane. Not thread-safe.
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The queued requests of one robot, oldest first, and the target's time that it has had, at least its share [s]."""
 
-    It holds at most ``most`` items of all lanes, and ``most_per_lane`` of one. An idle lane goes before those that are
-    never empty. A new lane counts as served at its creation, so that many short-lived lanes cannot starve an old one.
-    """
-
-    def __init__(self, most: int, most_per_lane: int) -> None:
-        self._max_items, self._max_per_lane = most, most_per_lane
-        # Heap of the non-empty lanes: last turn, tie-breaker, lane.
-        self._waiting: list[tuple[int, int, Lane[Item]]] = []
-        self._size = self._turn = self._pushes = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def lane(self) -> Lane[Item]:
-        """A new lane."""
-        return Lane(self._turn)
-
-    def put(self, lane: Lane[Item], item: Item) -> Item | None:
-        """Adds an item at the end of its lane; returns the newest item of the longest lane, if that was displaced.
-
-        Raises:
-            WireError: ``overloaded`` if the lane is full, or the queue is full and no lane is longer than this one.
-        """
-        if len(lane.items) >= self._max_per_lane:
-            raise overloaded(f"{self._max_per_lane} requests of this robot are already waiting; wait for a reply first")
-        displaced = None
-        if self._size >= self._max_items:
-            longest = max((entry[2] for entry in self._waiting), key=lambda other: len(other.items))
-            if len(longest.items) <= len(lane.items) + 1:
-                raise queue_full(self._max_items)
-            displaced = longest.items.pop()
-            self._size -= 1
-        lane.items.append(item)
-        self._size += 1
-        if len(lane.items) == 1:
-            self._push(lane)
-        return displaced
-
-    def take(self, most: int, alive: Callable[[Item], bool]) -> tuple[list[Item], list[Item]]:
-        """The next items, at most ``most`` that are alive, and the dead ones before them, which take no turn."""
-        taken, dead = list[Item](), list[Item]()
-        while self._waiting and len(taken) < most:
-            lane = heapq.heappop(self._waiting)[2]
-            while lane.items:
-                item = lane.items.popleft()
-                if alive(item):
-                    taken.append(item)
-                    self._turn += 1
-                    lane.served = self._turn
-                    break
-                dead.append(item)
-            if lane.items:
-                self._push(lane)
-        self._size -= len(taken) + len(dead)
-        return taken, dead
-
-    def _push(self, lane: Lane[Item]) -> None:
-        self._pushes += 1
-        heapq.heappush(self._waiting, (lane.served, self._pushes, lane))
-
-
-def overloaded(why: str) -> WireError:
-    """The error for what the server does not take on."""
-    return WireError(ErrorCode.OVERLOADED, why)
-
-
-def queue_full(most: int) -> WireError:
-    """The error for a request that is refused or displaced."""
-    return overloaded(f"{most} requests are waiting already; ask again later")
+    spent: float
+    jobs: deque[Job] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A validated request; ``finish`` is called with the outcome on the event loop, unless it is no longer wanted.
+    """A request that is queued or being computed; ``arrived`` and ``due`` are times of the monotonic clock [s]."""
 
-    An outcome is an error, or a reply whose ``total_ms`` is not known yet.
-    """
-
-    id: int
-    kind: str
-    request: Request
-    deadline_ms: float
+    ask: Ask
+    lane: Lane
+    asker: Asker
     arrived: float
-    finish: Callable[[Job, Reply | WireError], None]
+    due: float
     wanted: bool = True
 
+    @property
+    def urgency(self) -> float:
+        """The deadline, or what counts as one where it is far away or there is none."""
+        return min(self.due, self.arrived + _LONGEST_S)
 
-# Those to compute, and those that are expired or cancelled.
-Batch = tuple[list[Job], list[Job]]
-Outcomes = list[tuple[Job, Reply | WireError]]
+
+class Queue:
+    """Whose request is next. Every lane is charged the time that its requests took.
+
+    Of the lanes that are not ahead of those that have waited longest, the one with the earliest deadline goes first.
+    An idle lane saves nothing up. So a robot with a short deadline need not wait for others, and one that asks for more
+    than its share waits, however many requests or however long ones it sends, if there are more lanes than a batch
+    holds. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        # In a dictionary, which keeps the order.
+        self._waiting: dict[Lane, None] = {}
+        # The time that each lane has had which always had a request waiting, and the usual time of a request [s].
+        self._share = self._usual = 0.0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def lane(self) -> Lane:
+        """A new lane."""
+        return Lane(self._share)
+
+    def put(self, job: Job) -> None:
+        """Adds a request at the end of its lane."""
+        lane = job.lane
+        if not lane.jobs:
+            self._waiting[lane] = None
+            lane.spent = max(lane.spent, self._share)
+        lane.jobs.append(job)
+        self._size += 1
+
+    def take(self, most: int, now: float) -> tuple[list[Job], list[Job]]:
+        """The next requests, at most ``most`` and one of each lane, and those before them that were due earlier."""
+        taken, late, lanes = list[Job](), list[Job](), list(self._waiting)
+        if lanes:
+            self._share = min(lane.spent for lane in lanes)
+        if len(lanes) > most:
+            ahead = self._share + max(_AHEAD * self._usual, _AHEAD_S / len(lanes))
+            lanes = nsmallest(most, lanes, key=lambda lane: (lane.spent > ahead, lane.jobs[0].urgency))
+        for lane in lanes:
+            job: Job | None = None
+            while lane.jobs and job is None:
+                job = lane.jobs.popleft()
+                self._size -= 1
+                if job.due < now or not job.wanted:
+                    late.append(job)
+                    job = None
+            if not lane.jobs:
+                del self._waiting[lane]
+            if job is not None:
+                taken.append(job)
+        return taken, late
+
+    def charge(self, jobs: Sequence[Job], seconds: float) -> None:
+        """Charges the lanes of a batch for its time, in equal parts."""
+        part = seconds / len(jobs)
+        for job in jobs:
+            job.lane.spent += part
+        self._usual += (_WEIGHT if self._usual else 1.0) * (part - self._usual)
 
 
 class Batcher:
-    """Micro-batching without waiting: a batch holds the requests that arrived during the last one, robots in turn.
-
-    Everything but the target, which may have a thread, is on the server's event loop.
+    """The target's side of a server. Everything but the target, which may have a thread, is on the event loop.
 
     Attributes:
         ready: whether requests are taken.
         queue, jobs: the queued requests, and those that are queued or being computed, without cancelled ones.
+        times: of the last batches, by their size: from taking the requests to their replies [s].
     """
 
-    def __init__(self, exchange: Exchange[Any], limits: Limits) -> None:
-        self._exchange, self._limits = exchange, limits
-        self.queue = FairQueue[Job](limits.max_queue, limits.max_under_way)
-        self.jobs = set[Job]()
+    def __init__(self, exchange: Exchange[Any], max_batch: int) -> None:
+        self._exchange, self.max_batch = exchange, max_batch
+        # What a request costs relative to others, where the exchange says so.
+        self._work: Callable[[str, Request], float] = getattr(exchange, "work", lambda kind, request: 1.0)
+        self.queue, self.jobs = Queue(), set[Job]()
+        self.times: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._inline = self._busy = self.ready = False
-        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self._batches: SimpleQueue[list[Job]] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def warm_up(self) -> None:
         """Runs a few inferences, so that a target that fails or blocks does so before serving."""
         idle = Request(self._exchange.contract.observation.zeros(), StepAddress(0, 0, 0, 0))
-        times = []
-        for _ in range(_WARM_UP_RUNS):
-            started = time.perf_counter()
-            self._exchange.answer("infer", [idle])
-            times.append(time.perf_counter() - started)
+        for size in {1, self.max_batch}:
+            until = time.monotonic() + _WARM_UP_S
+            while len(self.times[size]) < _WARM_UP_RUNS and (not self.times[size] or time.monotonic() < until):
+                started = time.monotonic()
+                self._exchange.answer("infer", [idle] * size)
+                self.times[size].append(time.monotonic() - started)
         # A third-party target keeps its thread: it may block on a file or a lock, which would stall every connection.
-        steady = getattr(self._exchange, "steady", False)
-        self._inline = steady and sorted(times)[_WARM_UP_RUNS // 2] < _INLINE_BELOW_S
+        usual = sorted(self.times[1])[len(self.times[1]) // 2]
+        self._inline = getattr(self._exchange, "steady", False) and usual < _INLINE_BELOW_S
 
     def start(self) -> None:
         """Starts serving on the running event loop; after :meth:`warm_up`."""
@@ -171,26 +170,22 @@ class Batcher:
     def stop(self) -> None:
         """Ends the target's thread, without waiting for it; queued requests are not answered any more."""
         self.ready = False
-        self._batches.put(None)
+        self._batches.put([])
 
-    def submit(self, lane: Lane[Job], job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Queues a request.
 
-        Its outcome is a result, or ``overloaded`` if it was displaced by a robot with fewer queued requests,
-        ``expired`` if the deadline passed first, ``internal`` if the target failed.
-
-        Raises:
-            WireError: ``overloaded`` if the queue or the robot's lane is full, ``shutting_down`` if it is closed.
+        Its outcome is a reply, ``bad_message`` where it cannot be answered, ``expired`` if the deadline passed first,
+        ``internal`` if the target failed, or ``shutting_down``.
         """
         if not self.ready or self._loop is None:
-            raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-        displaced = self.queue.put(lane, job)
+            job.asker.finish(job, WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+            return
+        self.queue.put(job)
         self.jobs.add(job)
-        if displaced is not None:
-            outcomes: Outcomes = [(displaced, queue_full(self._limits.max_queue))]
-            self._loop.call_soon(self._finish, outcomes)
         if not self._busy:
             self._busy = True
+            # In the next turn of the event loop, when every connection has been read that has a request by now.
             self._loop.call_soon(self._next)
 
     def cancel(self, job: Job) -> None:
@@ -203,73 +198,103 @@ class Batcher:
         jobs = list(self.jobs)
         for job in jobs:
             self.cancel(job)
-            job.finish(job, WireError(ErrorCode.SHUTTING_DOWN, "the server stopped before the target had answered"))
+            job.asker.finish(job, WireError(ErrorCode.SHUTTING_DOWN, "the server stopped before the target answered"))
         return len(jobs)
 
     def _next(self) -> None:
         """Has the next batch computed; on the event loop connections are read before the one after it."""
         now = time.monotonic()
-        batch = self.queue.take(
-            self._limits.max_batch, lambda job: job.wanted and now - job.arrived <= job.deadline_ms / 1e3
-        )
-        if self._inline:
-            self._computed(self._outcomes(*batch))
-        else:
-            self._batches.put(batch)
-
-    def _computed(self, outcomes: Outcomes) -> None:
-        self._busy = len(self.queue) > 0
-        # Before the replies, after which robots send more: then there is room in the queue.
-        if self._busy and not self._inline:
-            self._next()
-        elif self._busy and self._loop is not None:
-            self._loop.call_soon(self._next)
-        self._finish(outcomes)
+        jobs, late = self.queue.take(self.max_batch, now)
+        self._finish(late, [WireError(ErrorCode.EXPIRED, "the deadline passed in the queue")] * len(late))
+        if jobs and not self._inline:
+            self._batches.put(jobs)
+            return
+        for group in self._answers(jobs):
+            self._finish(*group)
+        self._computed(len(jobs), time.monotonic() - now)
 
     def _run(self) -> None:
+        """The target's thread."""
         assert self._loop is not None
-        while batch := self._batches.get():
-            outcomes = self._outcomes(*batch)
+        while jobs := self._batches.get():
+            started = time.monotonic()
             # The loop is closed if the target took longer than a stop waits.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._computed, outcomes)
+                for group in self._answers(jobs):
+                    self._loop.call_soon_threadsafe(self._finish, *group)
+                self._loop.call_soon_threadsafe(self._computed, len(jobs), time.monotonic() - started)
 
-    def _finish(self, outcomes: Outcomes) -> None:
-        for job, outcome in outcomes:
+    def _computed(self, size: int, seconds: float) -> None:
+        if size:
+            self.times[size].append(seconds)
+        self._busy = len(self.queue) > 0
+        if self._busy and self._loop is not None:
+            # Before the next batch connections are read, whose robots have their replies by now.
+            self._loop.call_soon(self._next)
+
+    def _finish(self, jobs: list[Job], outcomes: Sequence[Outcome], seconds: float = 0.0) -> None:
+        """Hands out the outcomes of a group of requests that took so long."""
+        if seconds:
+            self.queue.charge(jobs, seconds)
+        for job, outcome in zip(jobs, outcomes, strict=True):
             self.jobs.discard(job)
             if job.wanted:
-                job.finish(job, outcome)
+                job.asker.finish(job, outcome)
 
-    def _outcomes(self, jobs: list[Job], late: list[Job]) -> Outcomes:
-        """The outcomes of a batch, whose requests of one kind are one inference."""
-        outcomes: Outcomes = [(job, WireError(ErrorCode.EXPIRED, "the deadline passed in the queue")) for job in late]
-        by_kind: dict[str, list[Job]] = {}
-        for job in jobs:
-            by_kind.setdefault(job.kind, []).append(job)
-        for kind, group in by_kind.items():
-            outcomes += zip(group, self._answer(kind, group, time.monotonic()), strict=True)
-        return outcomes
+    def _answers(self, jobs: list[Job]) -> Iterator[tuple[list[Job], Sequence[Outcome], float]]:
+        """The outcomes of a batch in groups of one inference each, the shortest first, and their times [s]."""
+        started, groups = time.monotonic(), dict[tuple[float, str], tuple[list[Job], list[Request]]]()
+        for kind in {job.ask.kind for job in jobs}:
+            members = [job for job in jobs if job.ask.kind == kind]
+            for job, request in zip(members, self._requests(kind, members), strict=True):
+                if isinstance(request, WireError):
+                    now = time.monotonic()
+                    yield [job], [request], now - started
+                    started = now
+                else:
+                    group = groups.setdefault((self._work(kind, request), kind), ([], []))
+                    group[0].append(job)
+                    group[1].append(request)
+        for (_, kind), group in sorted(groups.items(), key=lambda entry: entry[0]):
+            outcomes = self._answer(kind, *group)
+            now = time.monotonic()
+            yield group[0], outcomes, now - started
+            started = now
 
-    def _answer(self, kind: str, jobs: list[Job], started: float) -> list[Reply | WireError]:
-        layout = self._exchange.contract.kinds[kind].reply
+    def _requests(self, kind: str, jobs: list[Job]) -> Sequence[Request | WireError]:
         try:
-            answers = self._exchange.answer(kind, [job.request for job in jobs])
+            return requests_of([job.ask for job in jobs], self._exchange.contract)
+        except WireError as error:
+            return [error] * len(jobs)
+        # Process boundary: any other failure, such as that of a library for images, must not end the server.
+        except Exception:  # noqa: BLE001
+            _log.exception("requests cannot be read")
+            return [_internal()] * len(jobs)
+
+    def _answer(self, kind: str, jobs: list[Job], requests: list[Request]) -> list[Outcome]:
+        started, layout = time.monotonic(), self._exchange.contract.kinds[kind].reply
+        try:
+            answers = self._exchange.answer(kind, requests)
             if len(answers) != len(jobs):
                 raise ValueError(f"{len(jobs)} requests have {len(answers)} answers")
             packed = [answer if isinstance(answer, WireError) else layout.pack(answer) for answer in answers]
+            # Extreme observations can overflow; only that request of the batch fails.
+            good = [payload for payload in packed if not isinstance(payload, WireError)]
+            faults = layout.faults(good)
         # Process boundary: a target's exception must not end the server or be disclosed to clients.
         except (Exception, SystemExit):  # noqa: BLE001
             _log.exception("the target failed")
-            return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]
-        spent, results = time.monotonic() - started, list[Reply | WireError]()
+            return [_internal()] * len(jobs)
+        spent_ms, rows, outcomes = 1e3 * (time.monotonic() - started), count(), list[Outcome]()
         for job, payload in zip(jobs, packed, strict=True):
-            try:
-                if isinstance(payload, WireError):
-                    raise payload
-                # Extreme observations can overflow; only that request of the batch fails.
-                layout.check(payload)
+            outcome = payload if isinstance(payload, WireError) else faults.get(next(rows), payload)
+            if isinstance(outcome, WireError):
+                outcomes.append(WireError(outcome.code, f"the target cannot answer this request: {outcome}"))
+            else:
                 queued_ms = 1e3 * max(0.0, started - job.arrived)
-                results.append(Reply(job.id, queued_ms, 1e3 * spent, 0.0, len(jobs), payload))
-            except WireError as error:
-                results.append(WireError(error.code, f"the target cannot answer this request: {error}"))
-        return results
+                outcomes.append(Reply(job.ask.id, queued_ms, spent_ms, 0.0, len(jobs), outcome))
+        return outcomes
+
+
+def _internal() -> WireError:
+    return WireError(ErrorCode.INTERNAL, "the target failed; see the server's log")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,12 +10,10 @@ import numpy as np
 
 from specact.errors import ObservationError, WireError
 from specact.observation import Field, ObservationHistory, ObservationSpec, Window, lerobot_name
-from specact.rng import StepAddress
 from specact.server.service import Service
 from specact.server.session import Session
 from specact.wire import openpi
-from specact.wire.exchange import Request
-from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, Failure, Reply, bad
+from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, Ask, Failure, Reply, bad
 
 # Limits of an observation's keys.
 _MAX_DEPTH, _MAX_NAME_CHARS = 4, 128
@@ -45,8 +42,7 @@ class OpenpiSession(Session):
                 "max_message_bytes": welcome.max_message_bytes}  # fmt: skip
         self.send(openpi.encode(said | openpi.metadata(service.contract)))
 
-    def handle(self, message: bytes) -> None:
-        arrived, number = time.monotonic(), self._step
+    def handle(self, message: bytes, arrived: float) -> None:
         fields = openpi.decode(message)
         endpoint = fields.get("endpoint", "infer")
         if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
@@ -57,19 +53,18 @@ class OpenpiSession(Session):
             self.send(_RESET_DONE)
             return
         try:
-            request = self._request(fields)
+            ask = self._ask(fields)
         except (ObservationError, ValueError) as error:
             raise bad(str(error)) from None
         self.settle()
-        # The protocol has no deadline.
-        self.submit("infer", request, number, MAX_DEADLINE_MS, arrived)
+        self.submit(ask, arrived)
 
     def reply(self, answer: Reply | Failure) -> None:
         if isinstance(answer, Failure):
             self.send(answer.message)
             self.close(WireError(answer.code, answer.message))
             return
-        chunk = self.service.contract.kinds["infer"].reply.unpack(answer.arrays)[openpi.CHUNK]
+        chunk = self.service.contract.kinds["infer"].reply.views(answer.arrays)[openpi.CHUNK]
         self.send(openpi.encode({"actions": chunk, "server_timing": {"infer_ms": answer.target_ms}}))
 
     def explain(self, error: WireError) -> None:
@@ -78,7 +73,7 @@ class OpenpiSession(Session):
         if self.robot is not None:
             self.send(failure.message)
 
-    def _request(self, message: Mapping[str, Any]) -> Request:
+    def _ask(self, message: Mapping[str, Any]) -> Ask:
         address = message.get("address", [0, 0, self._episode, self._step])
         whole = isinstance(address, list) and all(type(value) is int and 0 <= value < 2**64 for value in address)
         if not whole or len(address) != 4:
@@ -86,10 +81,10 @@ class OpenpiSession(Session):
         window = read_window(message, self.service.contract.observation, self._history)
         if len(window.instruction or "") > MAX_INSTRUCTION_CHARS:
             raise bad(f"a prompt has at most {MAX_INSTRUCTION_CHARS} characters")
-        layout = self.service.contract.window
-        checked = layout.unpack(layout.pack(window.arrays))
         self._step += 1
-        return Request(Window(checked, window.instruction), StepAddress(*address))
+        arrays = self.service.contract.window.pack(window.arrays)
+        # The protocol has no deadline.
+        return Ask("infer", self._step, MAX_DEADLINE_MS, tuple(address), arrays, instruction=window.instruction)
 
 
 def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: ObservationHistory) -> Window:

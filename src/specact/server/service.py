@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from specact import __version__
 from specact.errors import ConfigError, WireError
 from specact.server.access import Access, Address, Limits
-from specact.server.batcher import Batcher, Job, Lane, overloaded
+from specact.server.batcher import Batcher, Lane
+from specact.server.capacity import ServiceTime, missed
 from specact.server.telemetry import AccessLog, Telemetry
 from specact.wire.exchange import Exchange
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Welcome
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from specact.server.session import Session
 
 _log = logging.getLogger("specact.server")
+# A robot that has asked nothing for so long [s] gives way to a new one where there is no room.
+IDLE_S = 5.0
+# The largest share of late replies of any robot with which another is taken.
+MAX_MISSED = 0.01
 
 
 class Service:
@@ -45,14 +52,14 @@ class Service:
             PROTOCOL, exchange.name, exchange.fingerprint, __version__, contract.max_message_bytes, contract.family,
             {**contract.spec, **contract.stated}, contract.describe(),
         )  # fmt: skip
-        self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits)
+        self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits.max_batch)
         self.log = AccessLog(self.limits.access_log)
         self.abandoned = 0
         self.sessions: set[Session] = set()
         # Those that have not said hello, oldest first.
         self._pending: dict[Session, None] = {}
         self._per_host: Counter[str] = Counter()
-        self._lanes: dict[str, Lane[Job]] = {}
+        self._lanes: dict[str, Lane] = {}
 
     def join(self, session: Session, headers: Mapping[str, str]) -> None:
         """Takes a new connection, which is pending until :meth:`settle`, or refuses it (WireError)."""
@@ -60,26 +67,51 @@ class Service:
         self._pending[session] = None
         self._per_host[session.host] += 1
         session.caller = self.access.caller(headers)
-        self.check_room()
+        self.check_room(session)
         if self._per_host[session.host] > self.limits.max_per_address:
-            raise overloaded("the server takes no more connections from this address")
+            self._make_room(session, session.host, "connections from one address", self.limits.max_per_address)
         if len(self._pending) > self.limits.max_pending:
             oldest = next(iter(self._pending))
             self.settle(oldest)
             oldest.refuse(overloaded("too many connections without a hello"))
 
-    def check_room(self) -> None:
-        """Refuses another robot (WireError) if the server is full or shutting down."""
+    def check_room(self, session: Session) -> None:
+        """Refuses another robot (WireError) if the server is shutting down, full, or too slow for all together."""
         if not self.batcher.ready:
             raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
         if len(self.telemetry.robots) >= self.limits.max_robots:
-            raise overloaded(f"the server accepts at most {self.limits.max_robots} robots")
+            self._make_room(session, "", "robots", self.limits.max_robots)
+        if session.demand is None:
+            return
+        present = [other.demand for other in self.sessions if other.demand is not None and other.lane is not None]
+        service, demand = ServiceTime.fit(self.batcher.times), session.demand
+        share = missed([*present, demand], service, self.limits.max_batch, np.random.default_rng(len(present)))
+        if share > MAX_MISSED:
+            raise overloaded(
+                f"with {len(present)} robots present and this one, at {demand.rate_hz:g} Hz with a deadline of "
+                f"{1e3 * demand.deadline_s:g} ms, {share:.0%} of some robot's replies would be late: a batch of b "
+                f"takes {1e3 * service.base_s:.2f} + {1e3 * service.per_request_s:.2f} b ms here. Ask less often, "
+                "allow more time, or use another server"
+            )
+
+    def _make_room(self, session: Session, host: str, what: str, most: int) -> None:
+        """Closes the connection, of this address if given, that has been idle for longest, or refuses (WireError)."""
+        idle = [
+            other for other in self.sessions
+            if other.lane is not None and not other.jobs and session.used - other.used >= IDLE_S
+            and other.host == (host or other.host)
+        ]  # fmt: skip
+        if not idle:
+            raise overloaded(f"the server accepts at most {most} {what}")
+        longest = min(idle, key=lambda other: other.used)
+        longest.refuse(overloaded("another robot came, and this one was idle for longest"))
+        self.leave(longest)
 
     def settle(self, session: Session) -> None:
         """A connection has shown that it belongs here, and is not closed for a new one."""
         self._pending.pop(session, None)
 
-    def register(self, session: Session, name: str) -> Lane[Job]:
+    def register(self, session: Session, name: str) -> Lane:
         """Puts a robot on the status page, by its token's name if it has one; returns its queue, one for each token."""
         key = session.caller.name
         session.robot = self.telemetry.connected(key or name)
@@ -136,3 +168,8 @@ class Service:
         for session in list(self.sessions):
             session.refuse(WireError(ErrorCode.SHUTTING_DOWN, "the server has stopped"))
         self.log.close()
+
+
+def overloaded(why: str) -> WireError:
+    """The error for what the server does not take on."""
+    return WireError(ErrorCode.OVERLOADED, why)

@@ -12,15 +12,16 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 from specact.errors import WireError
 from specact.server.access import Caller
 from specact.server.batcher import Job, Lane
+from specact.server.capacity import Demand
 from specact.server.service import Service
 from specact.server.telemetry import Robot
-from specact.wire.exchange import Request
-from specact.wire.messages import ErrorCode, Failure, Reply, bad, check_terms, encode, read_ask, read_hello, request_of
+from specact.wire.messages import Ask, ErrorCode, Failure, Reply, bad, check_terms, encode, read_ask, read_hello
 
 HELLO_TIMEOUT_S = 5.0
 # A peer that does not answer a close frame in time is disconnected.
 _CLOSE_TIMEOUT_S = 5.0
-_MAX_WAITING, _MAX_WAITING_SIZES, _MAX_FRAGMENTS, _MAX_CONTROLS_PER_S = 64, 8, 1024, 200
+# Messages that were read and wait, their bytes in messages of the largest size, and the like.
+_MAX_WAITING, _MAX_WAITING_SIZES, _MAX_FRAGMENTS, _MAX_CONTROLS_PER_S = 1024, 8, 1024, 200
 _MAX_REASON_BYTES = 123  # RFC 6455, 5.5.1
 _CLOSE_CODES = {
     ErrorCode.TOO_LARGE: WSCloseCode.MESSAGE_TOO_BIG,
@@ -34,16 +35,23 @@ class Session(WSListener, ABC):
 
     One message is handled per turn of the event loop, so that connections with many of them do not delay the others.
     While a message waits, or ``max_jobs`` requests are in flight, nothing is read.
+
+    Attributes:
+        robot, lane: its books and its queue; None before the hello.
+        demand: what the robot expects to ask for; None if it did not say.
+        jobs: its requests in flight.
+        used: when its last message came [s], of the monotonic clock.
     """
 
     def __init__(self, service: Service, max_jobs: int) -> None:
         self.service, self.caller = service, Caller()
         self.robot: Robot | None = None
-        self.lane: Lane[Job] | None = None
+        self.lane: Lane | None = None
+        self.demand: Demand | None = None
         self.address = self.host = "?"
-        self._max_jobs, self._jobs = max_jobs, set[Job]()
-        self._waiting: deque[bytes] = deque()
-        self._fragments: list[bytes] = []
+        self.jobs, self._max_jobs, self.used = set[Job](), max_jobs, time.monotonic()
+        self._waiting, self._waiting_bytes = deque[bytes](), 0
+        self._partial, self._fragments = bytearray(), 0
         self._writable, self._closing, self._scheduled = True, False, False
         self._second = self._controls = 0
         self._loop = asyncio.get_running_loop()
@@ -53,7 +61,7 @@ class Session(WSListener, ABC):
         """The connection was accepted."""
 
     @abstractmethod
-    def handle(self, message: bytes) -> None:
+    def handle(self, message: bytes, arrived: float) -> None:
         """Handles a message; raises WireError if the connection cannot go on."""
 
     @abstractmethod
@@ -84,8 +92,9 @@ class Session(WSListener, ABC):
             return
         elif kind == WSMsgType.BINARY and frame.fin and not self._fragments:
             message, self._controls = frame.get_payload_as_bytes(), 0
-            if frame.last_in_buffer and not self._waiting and self._can_take:
-                self._take(message)
+            # The last one that was read is handled at once, unless others wait.
+            if frame.last_in_buffer and not self._waiting and self._can_handle:
+                self._handle(message)
             else:
                 self._wait(message)
         elif kind == WSMsgType.TEXT:
@@ -99,9 +108,9 @@ class Session(WSListener, ABC):
         self.settle()
         self._closing = True
         self._waiting.clear()
-        for job in self._jobs:
+        for job in self.jobs:
             self.service.batcher.cancel(job)
-        self._jobs.clear()
+        self.jobs.clear()
         self.service.leave(self)
 
     def pause_writing(self) -> None:
@@ -123,15 +132,25 @@ class Session(WSListener, ABC):
         if not self._closing:
             self._transport.send(WSMsgType.TEXT if isinstance(message, str) else WSMsgType.BINARY, message)
 
-    def submit(self, kind: str, request: Request, identity: int, deadline_ms: float, arrived: float) -> None:
-        """Has a validated request answered, by :meth:`reply`; ``arrived`` is when [s] of the monotonic clock."""
+    def submit(self, ask: Ask, arrived: float) -> None:
+        """Has a request answered, by :meth:`reply`; ``arrived`` is when [s] of the monotonic clock."""
         assert self.lane is not None, "otherwise there are no requests"
-        job = Job(identity, kind, request, deadline_ms, arrived, self._finish)
-        try:
-            self.service.batcher.submit(self.lane, job)
-            self._jobs.add(job)
-        except WireError as error:
-            self._finish(job, error)
+        job = Job(ask, self.lane, self, arrived, arrived + ask.deadline_ms / 1e3)
+        self.jobs.add(job)
+        self.service.batcher.submit(job)
+
+    def finish(self, job: Job, outcome: Reply | WireError) -> None:
+        self.jobs.discard(job)
+        if isinstance(outcome, WireError):
+            self.reply(self.service.failure(self, job.ask.kind, outcome, job.ask.id))
+        else:
+            outcome.total_ms = 1e3 * (time.monotonic() - job.arrived)
+            self.reply(outcome)
+            # After the reply, so that the robot does not wait for it.
+            if self.robot is not None:
+                self.service.telemetry.record_reply(job.ask.kind, outcome, self.robot)
+        if self._waiting:
+            self._resume()
 
     def refuse(self, error: WireError) -> None:
         """Says why, and closes the connection; waiting messages are dropped."""
@@ -150,48 +169,41 @@ class Session(WSListener, ABC):
         self._socket.resume_reading()
         self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.disconnect, False)
 
-    def _finish(self, job: Job, outcome: Reply | WireError) -> None:
-        self._jobs.discard(job)
-        if isinstance(outcome, WireError):
-            self.reply(self.service.failure(self, job.kind, outcome, job.id))
-        else:
-            outcome.total_ms = 1e3 * (time.monotonic() - job.arrived)
-            self.reply(outcome)
-            # After the reply, so that the robot does not wait for it.
-            if self.robot is not None:
-                self.service.telemetry.record_reply(job.kind, outcome, self.robot)
-        self._resume()
-
     @property
-    def _can_take(self) -> bool:
-        return self._writable and not self._closing and len(self._jobs) < self._max_jobs
-
-    def _resume(self) -> None:
-        """Handles a waiting message in the next turn of the event loop, or reads on."""
-        if self._waiting and self._can_take and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next)
+    def _can_handle(self) -> bool:
+        return self._writable and not self._closing and len(self.jobs) < self._max_jobs
 
     def _wait(self, message: bytes) -> None:
+        """Has a message handled when it is its turn; until then nothing more is read."""
         self._waiting.append(message)
-        size = sum(map(len, self._waiting))
-        if len(self._waiting) > _MAX_WAITING or size > _MAX_WAITING_SIZES * self.service.contract.max_message_bytes:
-            self.refuse(bad(f"too many messages wait; more than {_MAX_WAITING} never may"))
+        self._waiting_bytes += len(message)
+        most = _MAX_WAITING_SIZES * self.service.contract.max_message_bytes
+        if len(self._waiting) > _MAX_WAITING or self._waiting_bytes > most:
+            self.refuse(bad(f"too many messages wait; at most {_MAX_WAITING} may, with {most} bytes together"))
             return
         self._socket.pause_reading()
         self._resume()
 
+    def _resume(self) -> None:
+        """Handles a waiting message in the next turn of the event loop, or reads on."""
+        if self._waiting and self._can_handle and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next)
+
     def _next(self) -> None:
         self._scheduled = False
-        if self._waiting and self._can_take:
-            self._take(self._waiting.popleft())
+        if self._waiting and self._can_handle:
+            message = self._waiting.popleft()
+            self._waiting_bytes -= len(message)
+            self._handle(message)
             self._resume()
         if not self._waiting and not self._socket.is_closing():
             self._socket.resume_reading()
 
-    def _take(self, message: bytes) -> None:
+    def _handle(self, message: bytes) -> None:
+        self.used = time.monotonic()
         try:
-            self.handle(message)
+            self.handle(message, self.used)
         except WireError as error:
             self.refuse(error)
 
@@ -199,14 +211,14 @@ class Session(WSListener, ABC):
         if (frame.msg_type == WSMsgType.BINARY) == bool(self._fragments):
             self.refuse(bad("a fragment does not fit to the one before it"))
             return
-        self._fragments.append(frame.get_payload_as_bytes())
-        if len(self._fragments) > _MAX_FRAGMENTS:
+        self._fragments += 1
+        self._partial += frame.get_payload_as_memoryview()
+        if self._fragments > _MAX_FRAGMENTS:
             self.refuse(bad(f"a message has at most {_MAX_FRAGMENTS} fragments"))
-        elif sum(map(len, self._fragments)) > self.service.contract.max_message_bytes:
+        elif len(self._partial) > self.service.contract.max_message_bytes:
             self.refuse(WireError(ErrorCode.TOO_LARGE, "the message is longer than max_message_bytes"))
         elif frame.fin:
-            message = b"".join(self._fragments)
-            self._fragments.clear()
+            message, self._partial, self._fragments = bytes(self._partial), bytearray(), 0
             self._wait(message)
 
     def _control(self, frame: WSFrame) -> None:
@@ -227,20 +239,14 @@ class RobotSession(Session):
     def __init__(self, service: Service) -> None:
         super().__init__(service, service.limits.max_under_way)
 
-    def handle(self, message: bytes) -> None:
+    def handle(self, message: bytes, arrived: float) -> None:
         if self.lane is None:
             self._welcome(message)
             return
-        arrived, ask = time.monotonic(), read_ask(message)
-        try:
-            request = request_of(ask, self.service.contract)
-        # Process boundary: any failure becomes an error reply.
-        except Exception as error:  # noqa: BLE001
-            self.reply(self.service.failure(self, "other", error, ask.id))
-            return
+        ask = read_ask(message)
         if self.robot is not None and ask.report:
             self.robot.report = ask.report
-        self.submit(ask.kind, request, ask.id, ask.deadline_ms, arrived)
+        self.submit(ask, arrived)
 
     def reply(self, answer: Reply | Failure) -> None:
         self.send(encode(answer))
@@ -252,8 +258,10 @@ class RobotSession(Session):
         service, hello = self.service, read_hello(message)
         if hello.family is not None or hello.spec:
             check_terms(service.contract, hello.family, hello.spec)
+        if hello.rate_hz is not None and hello.deadline_ms is not None:
+            self.demand = Demand(hello.rate_hz, hello.deadline_ms / 1e3)
         # Checked again: the server may have become full, or the token invalid, before the hello arrived.
-        service.check_room()
+        service.check_room(self)
         self.settle()
         self.lane = service.register(self, hello.robot)
         self.send(encode(service.welcome))

@@ -6,16 +6,15 @@ import json
 import logging
 import os
 import time
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import accumulate
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -27,14 +26,16 @@ _log = logging.getLogger("specact.server")
 # Logged refusals of one code per second; the rest is counted, so that a flood does not fill the disk.
 _MAX_REFUSALS_PER_S = 20
 _WINDOW_S, _MAX_RECENT, _MAX_RECENT_OF_ROBOT = 10.0, 4096, 256
-_BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-_BUCKETS_BATCH = (1, 2, 4, 8, 16, 32, 64)
-_STAGES = ("queue", "target", "total")
+_STAGES, _BUCKETS_MS = ("queue", "target", "total"), (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_BUCKETS = {**{f"{stage}_milliseconds": _BUCKETS_MS for stage in _STAGES}, "batch_size": (1, 2, 4, 8, 16, 32, 64)}
+_MEANING = {f"{stage}_milliseconds": f"Time of the stage: {stage}." for stage in _STAGES} | {
+    "batch_size": "Requests per inference."
+}
 
 
 @dataclass(eq=False)
 class Robot:
-    """One connection on the status page: results, errors, the device's own counters, and (time, total_ms) of replies.
+    """One connection on the status page: replies, errors, the device's own counters, and (time, total_ms) of replies.
 
     ``report`` is in the order of :data:`~specact.wire.messages.REPORT_COUNTERS`, or empty.
     """
@@ -47,23 +48,6 @@ class Robot:
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT_OF_ROBOT))
 
 
-class Histogram:
-    """Counts of values up to each of these bounds, and above; cheaper than Prometheus' own, which locks every time."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def take(self, value: float) -> None:
-        """Counts a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def metric(self, name: str, meaning: str) -> Metric:
-        """In Prometheus' form, with cumulative buckets."""
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        return HistogramMetricFamily(name, meaning, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
-
-
 class Telemetry(Collector):
     """Counts requests, errors and connections of the bundle of this name; used on the event loop only."""
 
@@ -72,9 +56,11 @@ class Telemetry(Collector):
         self.robots: list[Robot] = []
         self._requests = Counter[tuple[str, str]]()  # by kind and outcome
         self._status: tuple[float, dict[str, Any]] = (-1.0, {})
-        self._recent: deque[tuple[float, Reply]] = deque(maxlen=_MAX_RECENT)
-        self._times, self._batch = {stage: Histogram(_BUCKETS_MS) for stage in _STAGES}, Histogram(_BUCKETS_BATCH)
-        self._queued, self._registry = 0, CollectorRegistry()
+        # Replies of late: when, queue_ms, target_ms, total_ms and batch; and those that no histogram has yet.
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=_MAX_RECENT)
+        self._new: list[tuple[float, ...]] = []
+        self._counts = [np.zeros(len(bounds) + 1, np.int64) for bounds in _BUCKETS.values()]
+        self._sums, self._queued, self._registry = np.zeros(len(_BUCKETS)), 0, CollectorRegistry()
         self._registry.register(self)
 
     def connected(self, name: str) -> Robot:
@@ -83,13 +69,14 @@ class Telemetry(Collector):
         return robot
 
     def record_reply(self, kind: str, reply: Reply, robot: Robot) -> None:
-        """Records a result."""
-        now, reply.arrays = time.monotonic(), bytearray()
+        """Records a reply."""
+        now = time.monotonic()
         self._requests[kind, "ok"] += 1
-        for stage, times in self._times.items():
-            times.take(getattr(reply, f"{stage}_ms"))
-        self._batch.take(reply.batch)
-        self._recent.append((now, reply))
+        told = now, reply.queue_ms, reply.target_ms, reply.total_ms, float(reply.batch)
+        self._recent.append(told)
+        self._new.append(told)
+        if len(self._new) >= _MAX_RECENT:
+            self._fold()
         robot.requests += 1
         robot.recent.append((now, reply.total_ms))
 
@@ -110,11 +97,22 @@ class Telemetry(Collector):
         for labels, count in self._requests.items():
             requests.add_metric(labels, count)
         yield requests
-        for stage, times in self._times.items():
-            yield times.metric(f"specact_{stage}_milliseconds", f"Time of the stage: {stage}.")
-        yield self._batch.metric("specact_batch_size", "Requests per inference.")
+        self._fold()
+        for (name, bounds), counts, total in zip(_BUCKETS.items(), self._counts, self._sums, strict=True):
+            names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+            buckets = list(zip(names, np.cumsum(counts).tolist(), strict=True))
+            yield HistogramMetricFamily(f"specact_{name}", _MEANING[name], buckets, float(total))
         yield GaugeMetricFamily("specact_robots", "Connected robots.", len(self.robots))
         yield GaugeMetricFamily("specact_queue", "Requests that wait for the target.", self._queued)
+
+    def _fold(self) -> None:
+        """Puts new replies into the histograms: all at once, which takes a tenth of the time of one by one."""
+        if self._new:
+            columns = np.array(self._new).T[1:]
+            self._sums += columns.sum(1)
+            for counts, bounds, values in zip(self._counts, _BUCKETS.values(), columns, strict=True):
+                counts += np.bincount(np.searchsorted(bounds, values), minlength=len(counts))
+            self._new.clear()
 
     def status(self, queued: int, ready: bool) -> dict[str, Any]:
         """The live numbers; rates and times are over the last 10 seconds. Recomputed at most twice a second."""
@@ -124,14 +122,15 @@ class Telemetry(Collector):
         return self._status[1] | {"queued": queued, "ready": ready}
 
     def _live(self, now: float) -> dict[str, Any]:
-        recent, outcomes = [reply for when, reply in self._recent if now - when <= _WINDOW_S], Counter[str]()
+        recent, outcomes = [reply[1:] for reply in self._recent if now - reply[0] <= _WINDOW_S], Counter[str]()
         for (_, outcome), count in self._requests.items():
             outcomes[outcome] += count
         return {
-            "bundle": self.bundle, "uptime_s": now - self.started, "rate_hz": _rate_hz(self._recent, now, self.started),
-            "batch": sum(reply.batch for reply in recent) / len(recent) if recent else None,
+            "bundle": self.bundle, "uptime_s": now - self.started,
+            "rate_hz": _rate_hz(self._recent, now, self.started, _MAX_RECENT),
+            "batch": sum(batch for *_, batch in recent) / len(recent) if recent else None,
             "outcomes": dict(outcomes),
-            "stages_ms": {stage: _quantiles([getattr(reply, f"{stage}_ms") for reply in recent]) for stage in _STAGES},
+            "stages_ms": {stage: _quantiles([reply[place] for reply in recent]) for place, stage in enumerate(_STAGES)},
             "robots": [_row(robot, now) for robot in self.robots],
         }  # fmt: skip
 
@@ -140,7 +139,7 @@ def _row(robot: Robot, now: float) -> dict[str, Any]:
     report = dict.fromkeys(REPORT_COUNTERS, 0) | dict(zip(REPORT_COUNTERS, robot.report, strict=False))
     return {
         "name": robot.name, "connected_s": now - robot.since, "requests": robot.requests, "errors": robot.errors,
-        "rate_hz": _rate_hz(robot.recent, now, robot.since),
+        "rate_hz": _rate_hz(robot.recent, now, robot.since, _MAX_RECENT_OF_ROBOT),
         "sent": report["transmitted"] / report["steps"] if report["steps"] else None,
         "accepted": report["accepted"] / report["verified"] if report["verified"] else None,
         "missed": report["missed"],
@@ -148,11 +147,11 @@ def _row(robot: Robot, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rate_hz(recent: deque[tuple[float, Any]], now: float, since: float) -> float:
+def _rate_hz(recent: Sequence[tuple[float, ...]], now: float, since: float, most: int) -> float:
     """Entries per second since ``since``, of the last ten seconds, or of as long as the entries reach back."""
-    first = recent[0][0] if len(recent) == recent.maxlen else since
+    first = recent[0][0] if len(recent) == most else since
     begin = max(now - _WINDOW_S, first)
-    return sum(when >= begin for when, _ in recent) / max(1.0, now - begin)
+    return sum(reply[0] >= begin for reply in recent) / max(1.0, now - begin)
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float] | None:

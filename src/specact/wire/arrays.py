@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,6 +52,20 @@ class ArraySpec:
             return 0, 1
         return None if math.isinf(self.low) and math.isinf(self.high) else (self.low, self.high)
 
+    def fault(self, array: NDArray[Any]) -> str:
+        """What the array must hold, if it does not."""
+        if self.bounds is None:
+            return ""
+        low, high = self.bounds
+        # The bytes of a bool may be others than 0 and 1; a comparison with NaN is false.
+        numbers = array.view(np.uint8) if self.dtype is np.bool_ else array
+        if not ((numbers >= low) & (numbers <= high)).all():
+            finite = np.isfinite(array).all()
+            return f"numbers from {low:g} to {high:g}" if finite else "finite numbers, neither NaN nor infinity"
+        if self.distribution and np.abs(np.add.reduce(array, -1) - 1.0).max() > _SUM_WITHIN:
+            return "rows that are distributions, with the sum 1"
+        return ""
+
 
 class Layout:
     """The arrays of one part of a message, one after the other, little-endian, those with the longest elements first.
@@ -67,6 +81,9 @@ class Layout:
             self._places[name] = self.nbytes
             self.nbytes += spec.size * np.dtype(spec.dtype).itemsize
         self.size = sum(spec.size for spec in self.specs.values())
+        # Whether all are float32 that only have to be finite, which one operation checks.
+        plain = ArraySpec((), np.float32).bounds
+        self._plain = all(spec.dtype is np.float32 and spec.bounds == plain for spec in self.specs.values())
 
     @classmethod
     def of(cls, observation: ObservationSpec, images: bool = True) -> Layout:
@@ -97,36 +114,52 @@ class Layout:
             if array is None or array.shape != spec.shape or array.dtype != spec.dtype:
                 given = None if array is None else f"{array.dtype} {array.shape}"
                 raise ValueError(f"{name} must be {np.dtype(spec.dtype)} {spec.shape}, got {given}")
-            parts.append(np.ascontiguousarray(array).data)
+            parts.append(array.tobytes())
         return bytearray().join(parts)
 
     def unpack(self, payload: bytearray) -> dict[str, NDArray[Any]]:
-        """The arrays in these bytes, whose memory they share, after :meth:`check`."""
-        self.check(payload)
-        return {name: self._array(name, payload) for name in self.specs}
-
-    def check(self, payload: bytearray) -> None:
-        """Checks the number of bytes, and that every number is finite and in range.
+        """The arrays in these bytes, whose memory they share.
 
         Raises:
-            WireError: ``bad_message``, with the name of an array that is not allowed.
+            WireError: ``bad_message``, see :meth:`faults`.
         """
-        if len(payload) != self.nbytes:
-            names = ", ".join(self.specs) or "no array"
-            raise WireError("bad_message", f"{names} must have {self.nbytes} bytes together, got {len(payload)}")
-        for name, spec in self.specs.items():
-            if spec.bounds is None:
-                continue
-            array, (low, high) = self._array(name, payload), spec.bounds
-            # The bytes of a bool may be others than 0 and 1; a comparison with NaN is false.
-            numbers = array.view(np.uint8) if spec.dtype is np.bool_ else array
-            if not ((numbers >= low) & (numbers <= high)).all():
-                finite = np.isfinite(array).all()
-                allowed = f"numbers from {low:g} to {high:g}" if finite else "finite numbers, neither NaN nor infinity"
-                raise WireError("bad_message", f"{name} must hold {allowed}")
-            if spec.distribution and np.abs(np.add.reduce(array, -1) - 1.0).max() > _SUM_WITHIN:
-                raise WireError("bad_message", f"every row of {name} must be a distribution, with the sum 1")
+        for fault in self.faults([payload]).values():
+            raise fault
+        return self.views(payload)
 
-    def _array(self, name: str, payload: bytearray) -> NDArray[Any]:
-        spec = self.specs[name]
-        return np.ndarray(spec.shape, spec.dtype, payload, self._places[name])
+    def views(self, payload: bytearray) -> dict[str, NDArray[Any]]:
+        """The arrays in bytes that were checked already."""
+        return {
+            name: np.ndarray(spec.shape, spec.dtype, payload, self._places[name]) for name, spec in self.specs.items()
+        }
+
+    def faults(self, payloads: Sequence[bytes | bytearray]) -> dict[int, WireError]:
+        """Errors by index of those payloads that have another length, or numbers that are not finite or out of range.
+
+        All are checked together; only where that fails, one by one.
+        """
+        if all(len(payload) == self.nbytes for payload in payloads) and not self._fault(payloads):
+            return {}
+        wrong = dict[int, WireError]()
+        for row, payload in enumerate(payloads):
+            names, size = ", ".join(self.specs) or "no array", len(payload)
+            fault = f"{names} must have {self.nbytes} bytes together, got {size}"
+            if size != self.nbytes or (fault := self._fault([payload])):
+                wrong[row] = WireError("bad_message", fault)
+        return wrong
+
+    def _fault(self, payloads: Sequence[bytes | bytearray]) -> str:
+        if not self.nbytes:
+            return ""
+        joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        if self._plain:
+            numbers = np.frombuffer(joined, np.float32)
+            # A sum of squares is finite only if all numbers are; that of large ones may not be.
+            if math.isfinite(np.dot(numbers, numbers)):
+                return ""
+        for name, spec in self.specs.items():
+            shape, strides = (len(payloads), *spec.shape), (self.nbytes, *np.empty(spec.shape, spec.dtype).strides)
+            array: NDArray[Any] = np.ndarray(shape, spec.dtype, joined, self._places[name], strides)
+            if fault := spec.fault(array):
+                return f"{name} must hold {fault}"
+        return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,10 +13,10 @@ from specact.errors import WireError
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import OffloadTimes
-from specact.wire.exchange import Contract, Request
+from specact.wire.exchange import Contract, Kind, Request
 from specact.wire.images import read_images, to_jpeg
 
-PROTOCOL = 3
+PROTOCOL = 4
 PATH = f"/v{PROTOCOL}/stream"
 MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS = 60_000.0, 1000
 # Counters that a device may report: inferences, those transmitted, those missed; units verified, those accepted.
@@ -45,12 +45,17 @@ class ErrorCode(StrEnum):
 
 
 class Hello(Struct, array_like=True, tag="hello", frozen=True):
-    """The first message of a device: its contract's family and spec, or None and nothing to ask for the server's."""
+    """The first message of a device: its contract's family and spec, or None and nothing to ask for the server's.
+
+    ``rate_hz`` and ``deadline_ms`` are the requests per second that it expects to send, and their deadline.
+    """
 
     protocol: int
     robot: Annotated[str, Meta(max_length=64)]
     family: str | None = None
     spec: dict[str, Any] = {}
+    rate_hz: Annotated[float, Meta(gt=0.0, le=1e4)] | None = None
+    deadline_ms: Deadline | None = None
 
 
 class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
@@ -171,22 +176,50 @@ def ask(
 
 
 def request_of(message: Ask, contract: Contract) -> Request:
-    """The request in a message; every array is finite and in range.
+    """The request in one message, or its error, see :func:`requests_of`."""
+    [request] = requests_of([message], contract)
+    if isinstance(request, WireError):
+        raise request
+    return request
+
+
+def requests_of(messages: Sequence[Ask], contract: Contract) -> list[Request | WireError]:
+    """The requests in messages of one kind, checked together: every array is finite and in range, or there is an error.
 
     Raises:
-        WireError: ``bad_message``.
+        WireError: ``bad_message`` for an unknown kind.
     """
-    kind, spec = contract.kinds.get(message.kind), contract.observation
+    kind = contract.kinds.get(messages[0].kind)
     if kind is None:
-        raise bad(f"unknown kind of request {message.kind!a:.40}; this server answers {', '.join(contract.kinds)}")
+        raise bad(f"unknown kind of request {messages[0].kind!a:.40}; this server answers {', '.join(contract.kinds)}")
+    faults = kind.request.faults([message.arrays for message in messages])
+    faults.update(_window_faults(messages, contract))
+    return [faults.get(row) or _read(message, contract, kind) for row, message in enumerate(messages)]
+
+
+def _window_faults(messages: Sequence[Ask], contract: Contract) -> Iterator[tuple[int, WireError]]:
+    if not contract.observation.images:
+        yield from contract.window.faults([message.window for message in messages]).items()
+        return
+    for row, message in enumerate(messages):
+        layout = contract.window if message.jpegs is None else contract.vectors
+        for fault in layout.faults([message.window]).values():
+            yield row, fault
+
+
+def _read(message: Ask, contract: Contract, kind: Kind) -> Request | WireError:
+    spec = contract.observation
     if spec.instruction and message.instruction is None:
-        raise bad("this target needs an instruction")
-    if message.jpegs is None:
-        window = contract.window.unpack(message.window)
+        return bad("this target needs an instruction")
+    if message.jpegs is None or not spec.images:
+        window = contract.window.views(message.window)
     else:
-        window = contract.vectors.unpack(message.window) | read_images(message.jpegs, spec)
+        try:
+            window = contract.vectors.views(message.window) | read_images(message.jpegs, spec)
+        except WireError as error:
+            return error
     instruction = message.instruction if spec.instruction else None
-    return Request(Window(window, instruction), StepAddress(*message.address), kind.request.unpack(message.arrays))
+    return Request(Window(window, instruction), StepAddress(*message.address), kind.request.views(message.arrays))
 
 
 def exchange_bytes(contract: Contract) -> int:

@@ -1,6 +1,6 @@
 """A pair of policies of action codes, and its bundle.
 
-What crosses the wire is the target's distribution, or the server's verdict on the drafted codes.
+What crosses the wire are the outputs of the target's network, or the server's verdict on the drafted codes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, check_scale, open_bundle
 from specact.bundle.network import CPU, Compute
@@ -20,10 +19,10 @@ from specact.errors import BundleError, ConfigError, WireError
 from specact.families.codes.policy import (
     ActionTokenizer,
     CodeDrafter,
-    CodePolicy,
     CodeVerifier,
     OnnxPolicy,
     PolicySpec,
+    distributions,
 )
 from specact.families.codes.sampling import (
     CodeDistribution,
@@ -55,27 +54,30 @@ class CodeExchange:
 
     def __init__(
         self, spec: PolicySpec, tokenizer: ActionTokenizer, name: str, fingerprint: str,
-        target: Callable[[], CodePolicy],
+        target: Callable[[], OnnxPolicy],
     ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._target = name, fingerprint, cache(target)
         self.contract, self._tokenizer, self._streams = _contract(spec, tokenizer), tokenizer, StepStreams()
+        self._temperature, self._outputs = spec.temperature, ("logits", "offsets", "conditional")[: 2 + spec.sequential]
 
     def read(self, arrays: Arrays) -> CodeDistribution:
-        return CodeDistribution(arrays["probs"], arrays["offsets"], arrays.get("conditional"))
+        return distributions([arrays[name][None] for name in self._outputs], self._temperature)[0]
 
     def request(self, proposal: Proposal) -> Arrays:
         drafted: Drafted = proposal.evidence
         draft = drafted.draft
-        return _present(draft_probs=draft.probs, codes=drafted.codes, draft_conditional=draft.conditional)
+        arrays = {"draft_probs": draft.probs, "codes": drafted.codes}
+        return arrays if draft.conditional is None else arrays | {"draft_conditional": draft.conditional}
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         verdict = Verdict(arrays["codes"], arrays["accepted"], arrays["rejection"])
         return code_outcome(verdict, arrays["chunk"], times)
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        targets = self._target().infer_batch([request.window for request in requests])
+        outputs = self._target().outputs([request.window for request in requests])
         if kind == "infer":
-            return [_present(probs=t.probs, offsets=t.offsets, conditional=t.conditional) for t in targets]
+            return [dict(zip(self._outputs, row, strict=True)) for row in zip(*outputs, strict=True)]
+        targets = distributions(outputs, self._temperature)
         return [self._verdict(request, target) for request, target in zip(requests, targets, strict=True)]
 
     def _verdict(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
@@ -93,16 +95,13 @@ class CodeExchange:
         }
 
 
-def _present(**arrays: NDArray[Any] | None) -> Arrays:
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
 def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
     rows, chunk = (spec.codebooks, spec.codes), (spec.chunk, spec.actions)
     probs = ArraySpec(rows, np.float64, distribution=True)
     conditional = ArraySpec((spec.codes, spec.codes), np.float64, distribution=True)
     codes = ArraySpec((spec.codebooks,), np.int64, 0, spec.codes - 1)
-    answer = {"probs": probs, "offsets": ArraySpec((*rows, *chunk), np.float32)}
+    logits = ArraySpec((1, spec.codes) if spec.sequential else rows, np.float32)
+    answer = {"logits": logits, "offsets": ArraySpec((*rows, *chunk), np.float32)}
     draft = {"draft_probs": probs, "codes": codes}
     verdict = {
         "codes": codes,
@@ -111,7 +110,8 @@ def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
         "chunk": ArraySpec(chunk, np.float32),
     }
     if spec.sequential:
-        answer["conditional"] = draft["draft_conditional"] = conditional
+        answer["conditional"] = ArraySpec((spec.codes, spec.codes), np.float32)
+        draft["draft_conditional"] = conditional
     shared = ("codebooks", "codes", "chunk", "actions", "temperature", "sequential")
     # Codes of different tokenizers decode to different actions.
     agreed = {"tokenizer": tokenizer.fingerprint, "observation": spec.target.describe()}

@@ -127,11 +127,21 @@ class OnnxPolicy(CodePolicy):
         self._network = Network(file, self.inputs.shapes, outputs, compute)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return distributions(self._network.run(self.inputs.stack(windows)), self._spec.temperature)
+        return distributions(self.outputs(windows), self._spec.temperature)
+
+    def outputs(self, windows: Sequence[Window]) -> list[NDArray[np.float32]]:
+        """The network's outputs for B windows, see :func:`distributions`."""
+        return self._network.run(self.inputs.stack(windows))
 
 
 def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[CodeDistribution]:
-    """Distributions of B windows from a network's ``logits``, ``offsets`` and, if sequential, ``conditional``."""
+    """Distributions of B windows from a network's outputs.
+
+    Args:
+        outputs: ``logits`` [B, G, K], ``offsets`` [B, G, K, n, A]; of a sequential secondary ``logits`` are those of
+            the primary code alone, [B, 1, K], and ``conditional`` [B, K, K] those of the secondary for each.
+        temperature: of the softmax.
+    """
     logits, offsets, *conditional = outputs
     probs = softmax(logits, temperature)
     if not conditional:
