@@ -17,12 +17,12 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/systems": (2_200, 2_802),
     f"{SRC}/execution": (500, 500),
     f"{SRC}/robot": (900, 1_193),
-    f"{SRC}/wire": (450, 724),
+    f"{SRC}/wire": (450, 760),
     f"{SRC}/remote": (800, 910),
-    f"{SRC}/server": (1_100, 1_441),
+    f"{SRC}/server": (1_100, 1_660),
     f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
-    f"{SRC}/cli": (2_000, 2_405),
+    f"{SRC}/cli": (2_000, 2_520),
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_559),
     f"{SRC}/lab/envs": (2_700, 2_700),
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_171),
     "experiments": (4_500, 6_460),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 30_761),
+    "tests": (27_000, 31_000),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

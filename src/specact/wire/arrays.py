@@ -154,8 +154,8 @@ class Layout:
         joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         if self._plain:
             numbers = np.frombuffer(joined, np.float32)
-            # A sum of squares is finite only if all numbers are; that of large ones may not be.
-            if math.isfinite(np.dot(numbers, numbers)):
+            # For small arrays this takes a fifth of the time of all().
+            if np.count_nonzero(np.isfinite(numbers)) == numbers.size:
                 return ""
         for name, spec in self.specs.items():
             shape, strides = (len(payloads), *spec.shape), (self.nbytes, *np.empty(spec.shape, spec.dtype).strides)
