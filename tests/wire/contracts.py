@@ -62,7 +62,7 @@ def messages() -> dict[str, tuple[Contract, Struct]]:
     probs = np.array([[0.5, 0.25, 0.125, 0.125, 0.0], [0.0, 0.0, 0.75, 0.0, 0.25]])
     conditional = np.eye(5)[[1, 2, 3, 4, 0]]
     offsets = (np.arange(60, dtype=np.float32) / 8 - 3).reshape(2, 5, 2, 3)
-    chunk = offsets[0, 0]
+    logits, rows, chunk = offsets[:1, :, 0, 0], conditional.astype(np.float32), offsets[0, 0]
     drafted = {"draft_probs": probs, "draft_conditional": conditional, "codes": np.array([1, 2])}
     accepted, rejection = np.array([True, False]), np.array([0.0, 0.5])
     verdict = {"codes": np.array([4, 0]), "accepted": accepted, "rejection": rejection, "chunk": chunk}
@@ -77,14 +77,14 @@ def messages() -> dict[str, tuple[Contract, Struct]]:
         return contract, Reply(7, 0.25, 1.5, 2.0, 3, contract.kinds[kind].reply.pack(arrays))
 
     return {
-        "hello": (CODES, Hello(PROTOCOL, "arm 1", CODES.family, spec)),
+        "hello": (CODES, Hello(PROTOCOL, "arm 1", CODES.family, spec, 20.0, 50.0)),
         "hello-question": (CODES, Hello(PROTOCOL, "arm 1")),
         "welcome": (CODES, Welcome(PROTOCOL, "ball", "fedcba9876543210", "0.1.0", CODES.max_message_bytes, CODES.family,
                                    spec, arrays)),
         "codes-infer": request(CODES, "infer", {}),
         "codes-infer-plain": (PLAIN, ask(plain, PLAIN, "infer", 8, 50.0)),
         "codes-verify": request(CODES, "verify", drafted),
-        "codes-distribution": reply(CODES, "infer", {"probs": probs, "offsets": offsets, "conditional": conditional}),
+        "codes-outputs": reply(CODES, "infer", {"logits": logits, "offsets": offsets, "conditional": rows}),
         "codes-verdict": reply(CODES, "verify", verdict),
         "chunks-inpaint": request(CHUNKS, "inpaint", old),
         "chunks-chunk": reply(CHUNKS, "infer", {"chunk": chunk}),

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.server.conftest import Here
 from tests.wire.contracts import CODES, SPEC, of_chunks
 
 from specact.families.chunks.flow import load_flow
 from specact.load import load_pair
-from specact.observation import Window, vectors
 from specact.remote import endpoint
-from specact.rng import StepAddress
-from specact.server.access import Address
+from specact.rng import Role, stream
+from specact.server.access import Address, Limits
 from specact.systems.flow import load_flow_pair
 from specact.wire import messages
-from specact.wire.exchange import Contract, Request
+from specact.wire.exchange import Contract
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "develop" / "protocol.md").read_text(encoding="utf-8")
+ROBOT = Path(__file__).with_name("robot.mjs")
 Row = tuple[str, str, str]  # name, type and meaning
 
 
@@ -43,12 +47,6 @@ LISTS = lists()
 
 def names(rows: list[Row]) -> list[str]:
     return [row[0] for row in rows]
-
-
-def example(name: str) -> bytes:
-    found = re.search(rf"^```hex example={name}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
-    assert found
-    return bytes.fromhex(found[1])
 
 
 @pytest.mark.parametrize("of", [messages.Hello, messages.Welcome, messages.Ask, messages.Reply, messages.Failure])
@@ -97,14 +95,21 @@ def test_the_arrays_of_a_kind(head: str, contract: Contract, kind: str, side: in
     assert sizes == sorted(sizes)
 
 
-def test_the_exchange_that_it_shows() -> None:
-    contract = of_chunks(vectors(1, state=2), 1, 2)
-    window = Window({"state": np.array([[0.5, -1.0]], np.float32)})
-    request = messages.ask(Request(window, StepAddress(3, 0, 12, 40)), contract, "infer", 7, 100.0)
-    chunk = contract.kinds["infer"].reply.pack({"chunk": np.array([[1.0, -2.5]], np.float32)})
-    # Elements at the end may be left out.
-    head, shown = messages.encode(request), example("request")
-    assert head[1 : len(shown)] == shown[1:]
-    read = messages.request_of(messages.read_ask(shown), contract)
-    assert (read.address, read.window["state"].tolist()) == ((3, 0, 12, 40), [[0.5, -1.0]])
-    assert messages.encode(messages.Reply(7, 0.25, 1.5, 2.0, 1, chunk)) == example("reply")
+def test_the_random_numbers_that_it_shows() -> None:
+    assert str(stream(7, Role.VERIFY, robot=1, episode=2, step=3).random((2, 2)).tolist()) in DOCUMENT
+
+
+def test_a_robot_in_another_language_gets_what_it_computes_itself() -> None:
+    node = [shutil.which("node") or "node", "--experimental-websocket"]
+    try:
+        subprocess.run([*node, "-e", "WebSocket"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs node, 20.10 or later")
+    ball = load_pair("ball")
+    # One request per inference, whose last bits then do not depend on others.
+    with Here(ball.exchange, Limits(max_batch=1)) as server:
+        command = [*node, ROBOT, f"ws://127.0.0.1:{server.port}", ball.parts.files["tokenizer"]]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["codes"] == found["chunks"] == 100 and 50 < found["accepted"] < 190

@@ -15,36 +15,18 @@ from tests.wire.contracts import CHUNKS, CODES, HERE, PLAIN, SEEN, messages, of_
 from specact.errors import WireError
 from specact.observation import Window
 from specact.rng import StepAddress
+from specact.wire import messages as wire
 from specact.wire.exchange import Contract, Request
-from specact.wire.messages import (
-    PROTOCOL,
-    Ask,
-    ErrorCode,
-    Failure,
-    Hello,
-    Reply,
-    Welcome,
-    ask,
-    check_terms,
-    device_times,
-    encode,
-    exchange_bytes,
-    printable,
-    read_ask,
-    read_hello,
-    read_reply,
-    read_welcome,
-    request_of,
-)
+from specact.wire.messages import PROTOCOL, Ask, ErrorCode, Failure, Hello, Reply, Welcome, ask, encode
 
 MESSAGES = messages()
 READERS: dict[str, Callable[[bytes], Any]] = {
-    "hello": read_hello,
-    "welcome": read_welcome,
-    "codes-infer": lambda payload: request_of(read_ask(payload), CODES),
-    "codes-verify": lambda payload: request_of(read_ask(payload), CODES),
-    "codes-distribution": lambda payload: arrays_of(read_reply(payload)),
-    "error": read_reply,
+    "hello": wire.read_hello,
+    "welcome": wire.read_welcome,
+    "codes-infer": lambda payload: wire.request_of(wire.read_ask(payload), CODES),
+    "codes-verify": lambda payload: wire.request_of(wire.read_ask(payload), CODES),
+    "codes-outputs": lambda payload: arrays_of(wire.read_reply(payload)),
+    "error": wire.read_reply,
 }
 
 
@@ -57,7 +39,7 @@ def test_a_request_comes_back_as_it_was(contract: Contract) -> None:
     window = window_of(contract.observation)
     for kind, layouts in contract.kinds.items():
         request = Request(window, HERE, layouts.request.example())
-        again = request_of(read_ask(encode(ask(request, contract, kind, 3, 20.0))), contract)
+        again = wire.request_of(wire.read_ask(encode(ask(request, contract, kind, 3, 20.0))), contract)
         assert again.address == request.address and again.window.instruction == window.instruction
         for theirs, ours in ((again.window.arrays, window.arrays), (again.arrays, request.arrays)):
             assert theirs.keys() == ours.keys()
@@ -67,7 +49,7 @@ def test_a_request_comes_back_as_it_was(contract: Contract) -> None:
 def test_of_a_longer_window_only_what_the_target_sees_is_sent() -> None:
     arrays = dict(window_of(SEEN).arrays) | {"unseen": np.zeros(9, np.float32)}
     arrays["state"] = np.repeat(arrays["state"], 2, axis=0)
-    again = request_of(ask(Request(Window(arrays, "go"), HERE), CODES, "infer", 0, 1.0), CODES)
+    again = wire.request_of(ask(Request(Window(arrays, "go"), HERE), CODES, "infer", 0, 1.0), CODES)
     assert again.window.arrays.keys() == SEEN.fields.keys()
     np.testing.assert_array_equal(again.window["state"], arrays["state"][-2:])
 
@@ -77,6 +59,7 @@ WRONG: dict[str, dict[int, list[Any]]] = {
     "hello": {
         0: ["infer", None], 1: [PROTOCOL - 1, PROTOCOL + 1, "3", True, None],
         2: ["x" * 65, "\x1b[2J", "a\nb", 1, None], 3: [1, b"codes"], 4: [None, [], "codes"],
+        5: [0, -1.0, 10_001.0, float("nan"), True, "20"], 6: [0.0, 60_001.0, float("inf"), False, "50"],
     },
     "welcome": {1: ["3", None], 2: [None, 1], 5: [-1, 1.5], 7: [None, []], 8: [None, []]},
     "codes-infer": {
@@ -90,7 +73,7 @@ WRONG: dict[str, dict[int, list[Any]]] = {
         7: [[b""], b"", ["x"], 3],
         8: [[-1], [0] * 6, ["x"], None],
     },
-    "codes-distribution": {1: [-1, None, "7"], 2: [-1.0, 2e9, None], 4: [float("nan")], 5: [0, 1.5], 6: [b"", None, 1]},
+    "codes-outputs": {1: [-1, None, "7"], 2: [-1.0, 2e9, None], 4: [float("nan")], 5: [0, 1.5], 6: [b"", None, 1]},
     "error": {1: [-1, "9"], 2: ["other", None], 3: [None, b"text"]},
 }  # fmt: skip
 
@@ -153,9 +136,9 @@ def test_sizes_and_depths_that_nothing_has_are_refused_at_once(payload: bytes) -
 
 def test_a_refusal_is_raised_on_the_device_and_its_text_is_printable() -> None:
     with pytest.raises(WireError, match="too \\? late") as refused:
-        read_welcome(encode(Failure(None, ErrorCode.MISMATCH, "too \x1b late")))
+        wire.read_welcome(encode(Failure(None, ErrorCode.MISMATCH, "too \x1b late")))
     assert refused.value.code == "mismatch"
-    assert printable("a\x1b[2Jb\n") == "a?[2Jb?" and len(printable("x" * 9999)) == 500
+    assert wire.printable("a\x1b[2Jb\n") == "a?[2Jb?" and len(wire.printable("x" * 9999)) == 500
 
 
 TERMS = dict(CODES.spec)
@@ -172,9 +155,9 @@ DIFFERENT: dict[str, tuple[str | None, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_each_difference_of_the_terms_is_named_with_its_path(name: str) -> None:
-    check_terms(CODES, "codes", TERMS | {"temperature": 0.5, "codes": 5.0, "new": 1})
+    wire.check_terms(CODES, "codes", TERMS | {"temperature": 0.5, "codes": 5.0, "new": 1})
     with pytest.raises(WireError, match=name) as refused:
-        check_terms(CODES, *DIFFERENT[name])
+        wire.check_terms(CODES, *DIFFERENT[name])
     assert refused.value.code == "mismatch" and len(str(refused.value)) < 700
 
 
@@ -182,7 +165,7 @@ def test_each_difference_of_the_terms_is_named_with_its_path(name: str) -> None:
 def test_the_stages_of_a_request_add_up_whatever_a_server_says(
     queue: float, target: float, total: float, waited: float
 ) -> None:
-    times = device_times(Reply(0, queue, target, total, 1, bytearray()), 0.5, waited, 0.25)
+    times = wire.device_times(Reply(0, queue, target, total, 1, bytearray()), 0.5, waited, 0.25)
     assert min(times.encode, times.network, times.queue, times.target) >= 0.0
     assert times.total == pytest.approx(0.75 + waited, rel=1e-9)
 
@@ -196,7 +179,7 @@ def test_messages_are_smaller_than_the_bound(contract: Contract) -> None:
         reply = Reply(2**63 - 1, 1e9, 1e9, 1e9, 2**40, layouts.reply.pack(layouts.reply.example()))
         assert max(len(encode(message)), len(encode(reply))) < contract.max_message_bytes
     up, down = (contract.window.nbytes + contract.kinds["infer"].request.nbytes, contract.kinds["infer"].reply.nbytes)
-    assert up + down < exchange_bytes(contract) < up + down + 200
+    assert up + down < wire.exchange_bytes(contract) < up + down + 200
 
 
 # ---- vectors, from which another implementation can be tested --------------------------------------------------------
@@ -208,7 +191,7 @@ def values(contract: Contract, message: Struct) -> dict[str, Any]:
     """What the bytes of a message hold, by array."""
     arrays: dict[str, Any] = {}
     if isinstance(message, Ask):
-        request = request_of(message, contract)
+        request = wire.request_of(message, contract)
         arrays = {**request.window.arrays, **request.arrays}
     elif isinstance(message, Reply):
         kinds = {kind.reply.nbytes: kind.reply for kind in contract.kinds.values()}
@@ -232,7 +215,13 @@ def test_a_vector_is_what_is_sent_and_read(name: str) -> None:
     stored = (FOLDER / f"{name}.json").read_text()
     assert vector(contract, message) == stored
     readers: dict[type, Callable[[bytes], object]]
-    readers = {Hello: read_hello, Welcome: read_welcome, Ask: read_ask, Reply: read_reply, Failure: read_reply}
+    readers = {
+        Hello: wire.read_hello,
+        Welcome: wire.read_welcome,
+        Ask: wire.read_ask,
+        Reply: wire.read_reply,
+        Failure: wire.read_reply,
+    }
     assert readers[type(message)](bytes.fromhex(json.loads(stored)["frame"]["hex"])) == message
 
 

@@ -46,7 +46,7 @@ def decode(payload: bytes | bytearray) -> dict[str, Any]:
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad(f"this is not a message of openpi's protocol ({type(error).__name__}: {error})"[:200]) from None
     if not isinstance(fields, dict):
-        raise bad("a message must be one map")
+        raise bad("a message must be one map, and no array")
     return fields
 
 

@@ -1,0 +1,120 @@
+// A robot in another language, from docs/develop/protocol.md alone: it asks for the target's answers and verdicts, and verifies itself.
+// node --experimental-websocket robot.mjs ws://HOST:PORT tokenizer.safetensors
+import { readFileSync } from "node:fs";
+
+// msgpack: what is sent has one form each, what comes may have any.
+const head = (tag, n) => { const b = Buffer.alloc(5, tag); b.writeUInt32BE(n, 1); return b; };
+const wide = (tag, write) => { const b = Buffer.alloc(9, tag); write(b); return b; };
+function pack(v) {
+  if (v === null) return Buffer.from([0xc0]);
+  if (Number.isInteger(v)) return wide(0xcf, (b) => b.writeBigUInt64BE(BigInt(v), 1));
+  if (typeof v === "number") return wide(0xcb, (b) => b.writeDoubleBE(v, 1));
+  if (typeof v === "string") return Buffer.concat([head(0xdb, Buffer.byteLength(v)), Buffer.from(v)]);
+  if (v instanceof Uint8Array) return Buffer.concat([head(0xc6, v.length), v]);
+  if (Array.isArray(v)) return Buffer.concat([head(0xdd, v.length), ...v.map(pack)]);
+  return Buffer.concat([head(0xdf, Object.keys(v).length), ...Object.entries(v).flat().map(pack)]);
+}
+function unpack(b) {
+  let at = 0;
+  const take = (n) => b.subarray(at, (at += n)), size = (n) => take(n).readUIntBE(0, n), text = (n) => take(n).toString();
+  const list = (n) => Array.from({ length: n }, value), map = (n) => Object.fromEntries(list(2 * n).flatMap((v, i, l) => (i % 2 ? [[l[i - 1], v]] : [])));
+  const forms = {
+    0xc0: () => null, 0xc2: () => false, 0xc3: () => true, 0xca: () => take(4).readFloatBE(), 0xcb: () => take(8).readDoubleBE(),
+    0xcc: () => size(1), 0xcd: () => size(2), 0xce: () => size(4), 0xcf: () => Number(take(8).readBigUInt64BE()),
+    0xd0: () => take(1).readInt8(), 0xd1: () => take(2).readInt16BE(), 0xd2: () => take(4).readInt32BE(), 0xd3: () => Number(take(8).readBigInt64BE()),
+    0xc4: () => take(size(1)), 0xc5: () => take(size(2)), 0xc6: () => take(size(4)), 0xd9: () => text(size(1)), 0xda: () => text(size(2)),
+    0xdb: () => text(size(4)), 0xdc: () => list(size(2)), 0xdd: () => list(size(4)), 0xde: () => map(size(2)), 0xdf: () => map(size(4)),
+  };
+  function value() {
+    const t = size(1);
+    if (t < 0x80 || t > 0xdf) return t < 0x80 ? t : t - 256;
+    return t < 0x90 ? map(t & 15) : t < 0xa0 ? list(t & 15) : t < 0xc0 ? text(t & 31) : forms[t]();
+  }
+  const v = value();
+  if (at !== b.length) throw Error("bytes after the message");
+  return v;
+}
+
+// Arrays: the bytes of those that [name, dtype, shape] say, in this order.
+const TYPES = { bool: Uint8Array, int64: BigInt64Array, float32: Float32Array, float64: Float64Array };
+const bytes = (array) => Buffer.from(array.buffer);
+const join = (specs, arrays) => Buffer.concat(specs.map(([name]) => bytes(arrays[name])));
+function split(specs, payload) {
+  let at = 0;
+  const arrays = specs.map(([name, dtype, shape]) => {
+    const length = TYPES[dtype].BYTES_PER_ELEMENT * product(shape);
+    const array = new TYPES[dtype](new Uint8Array(payload.subarray(at, (at += length))).buffer);
+    if (dtype.startsWith("float") && !array.every(Number.isFinite)) throw Error(`${name} is not finite`);
+    return [name, [...array].map(Number)];
+  });
+  if (at !== payload.length) throw Error(`${payload.length} bytes instead of ${at}`);
+  return Object.fromEntries(arrays);
+}
+
+// The random stream of an address (Philox 4x64-10), and what is drawn from it.
+const LOW = 2n ** 64n - 1n;
+function uniforms([seed, robot, episode, step], n) {
+  const words = [];
+  for (let block = 1n; words.length < n; block++) {
+    let c = [block, step, episode, robot].map(BigInt), k = [BigInt(seed), 2n];
+    for (let round = 0; round < 10; round++) {
+      const a = 0xd2e7470ee14c6c93n * c[0], b = 0xca5a826395121157n * c[2];
+      c = [(b >> 64n) ^ c[1] ^ k[0], b & LOW, (a >> 64n) ^ c[3] ^ k[1], a & LOW];
+      k = [(k[0] + 0x9e3779b97f4a7c15n) & LOW, (k[1] + 0xbb67ae8584caa73bn) & LOW];
+    }
+    words.push(...c);
+  }
+  return words.slice(0, n).map((word) => Number(word >> 11n) / 2 ** 53);
+}
+const sum = (a) => a.reduce((x, y) => x + y, 0), product = (a) => a.reduce((x, y) => x * y, 1);
+const draw = (weights, uniform) => weights.findIndex((_, i) => sum(weights.slice(0, i + 1)) > uniform * sum(weights));
+function softmax(logits, temperature) {
+  const x = logits.map((l) => l / temperature), e = x.map((v) => Math.exp(v - Math.max(...x)));
+  return e.map((v) => v / sum(e));
+}
+
+// A connection with one request at a time.
+const [url, tokenizer] = process.argv.slice(2), socket = new WebSocket(`${url}/v4/stream`);
+socket.binaryType = "arraybuffer";
+function next() {
+  return new Promise((resolve, reject) => {
+    socket.onclose = ({ code, reason }) => reject(Error(`closed with ${code}: ${reason}`));
+    socket.onmessage = ({ data }) => {
+      const message = unpack(Buffer.from(data));
+      message[0] === "error" ? reject(Error(`${message[2]}: ${message[3]}`)) : resolve(message);
+    };
+  });
+}
+await new Promise((resolve) => { socket.onopen = resolve; });
+socket.send(pack(["hello", 4, "node", null, {}, 20, 1000]));
+const [, , , , , , , spec, kinds] = await next();
+let id = 0;
+async function ask(kind, address, window, arrays = {}) {
+  const [request, reply] = kinds[kind];
+  socket.send(pack([kind, ++id, 1000, address, window, join(request, arrays)]));
+  const message = await next();
+  if (message[1] !== id) throw Error("a reply to another request");
+  return split(reply, message[6]);
+}
+
+// Codes that a made-up draft draws, verified by the server and here.
+const { codebooks: G, codes: K, chunk: n, actions: A, temperature } = spec, file = readFileSync(tokenizer), at = 8 + Number(file.readBigUInt64LE());
+const tensor = (name, [from, to] = JSON.parse(file.subarray(8, at))[name].data_offsets) => new Float32Array(new Uint8Array(file.subarray(at + from, at + to)).buffer);
+const table = tensor("table"), seen = Object.values(spec.observation.fields).map(({ shape, history }) => product(shape) * Math.max(1, history));
+const found = { codes: 0, chunks: 0, accepted: 0 };
+for (let step = 0; step < 100; step++) {
+  const address = [7, 1, 2, step], window = bytes(Float32Array.from({ length: sum(seen) }, (_, i) => Math.sin(i + step)));
+  const target = await ask("infer", address, window);
+  const p = Array.from({ length: G }, (_, g) => softmax(target.logits.slice(g * K, g * K + K), temperature)), q = p.map((row) => row.map((v) => (v + 1 / K) / 2));
+  const drafted = q.map((row, g) => draw(row, uniforms([8, 1, 2, step], G)[g])), random = uniforms(address, 2 * G);
+  const verdict = await ask("verify", address, window, { draft_probs: Float64Array.from(q.flat()), codes: BigInt64Array.from(drafted, BigInt) });
+  const kept = drafted.map((z, g) => random[g] >= 1 - Math.min(1, p[g][z] / q[g][z]));
+  const codes = drafted.map((z, g) => (kept[g] ? z : draw(p[g].map((v, k) => Math.max(v - q[g][k], 0)), random[G + g])));
+  const row = codes.reduce((number, z) => number * K + z, 0) * n * A;
+  const chunk = codes.reduce((sums, z, g) => sums.map((v, i) => Math.fround(v + target.offsets[(g * K + z) * n * A + i])), [...table.slice(row, row + n * A)]);
+  found.codes += `${codes}` === `${verdict.codes}`;
+  found.chunks += `${chunk}` === `${verdict.chunk}`;
+  found.accepted += sum(kept.map(Number));
+}
+console.log(JSON.stringify(found));
+socket.close();
