@@ -52,6 +52,10 @@ class RemoteError(SpecactError):
     """A server that cannot be reached or refuses this device."""
 
 
+class RefusedError(RemoteError):
+    """A server that refuses this device, or is not the one expected: to try again would change nothing."""
+
+
 class MissError(RemoteError):
     """A request without a usable reply before its deadline; the cause is that of a :class:`~specact.types.Miss`."""
 
@@ -84,8 +88,7 @@ class ContractError(SpecactError, AssertionError):
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, plugins: bool = False) -> ConfigError:
     """A :class:`ConfigError` for a name that is not ``known``, suggesting the nearest; or MODULE:NAME with plugins."""
-    names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name, names := sorted(known), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     own = "; or MODULE:NAME for one of your own" if plugins else ""
     return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}{own}")

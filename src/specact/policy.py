@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class SpeculativePolicy:
         robot: int = 0,
         clock: Clock = CLOCK,
     ) -> None:
-        if isinstance(pair, str | Path) or not hasattr(pair, "drafter"):
+        if not hasattr(pair, "drafter"):
             raise ConfigError(
                 f"pair must be a bundle or another Pair, got {pair!r}; load one: specact.load_pair('ball')"
             )

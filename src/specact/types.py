@@ -23,7 +23,7 @@ Chunk = NDArray[np.float32]
 
 T = TypeVar("T")
 
-Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
+Cause = Literal["deadline", "disconnected", "held_back", "overloaded", "expired", "refused", "invalid"]
 """Why a target request failed, see :class:`Miss`."""
 
 
@@ -132,9 +132,9 @@ class Miss:
     """A target request without a usable result.
 
     Attributes:
-        cause: ``deadline``: no reply before it; ``disconnected``: no connection when the step was due; ``overloaded``:
-            the server's queue was full; ``expired``: the deadline passed in the queue; ``refused``: the server replied
-            with an error; ``invalid``: the reply was malformed, or decodes to no finite action.
+        cause: ``deadline``: no reply before it; ``disconnected``: no connection; ``held_back``: not sent, as the last
+            three had no reply and nothing came since; ``overloaded``: the server's queue was full; ``expired``: the
+            deadline passed in the queue; ``refused``: an error; ``invalid``: malformed, or no finite action.
         times: time that the device waited.
         sent: whether a request was sent.
     """
@@ -213,11 +213,7 @@ class Units(Protocol):
         ...
 
     def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
-        """One user-given action ``[A]`` in the policy's units.
-
-        Raises:
-            ConfigError: if it has another size, is not finite, or lies outside the range.
-        """
+        """One action ``[A]`` in the policy's units; ConfigError for one that is not finite or of the robot's range."""
         ...
 
 

@@ -103,6 +103,9 @@ PROPOSAL = Proposal(Window({"state": np.zeros((1, 1), np.float32)}), ACTIONS)
 OUTCOME = Outcome(ACTIONS, np.full(2, Origin.ACCEPTED, np.uint8), 1, 1, OffloadTimes())
 
 
+UNSENT = Miss("held_back", OffloadTimes(), sent=False)
+
+
 @dataclass
 class Scripted:
     """A verifier whose answer is there once the test says so; it knows what it was asked, and whether it was read."""
@@ -116,9 +119,9 @@ class Scripted:
         self.calls.append(address)
         return Pending(self._result, lambda: self.there, self.leaves)
 
-    def _result(self) -> Outcome:
+    def _result(self) -> Outcome | Miss:
         self.read += 1
-        return OUTCOME
+        return OUTCOME if self.leaves else UNSENT
 
 
 def asked(max_age_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, Scripted]:
@@ -177,5 +180,5 @@ def test_an_episode_does_not_hear_of_the_one_before() -> None:
 
 def test_a_request_that_cannot_leave_is_a_miss_at_once() -> None:
     verdicts, verifier = LateVerdicts(1.0), Scripted(leaves=False, there=True)
-    assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0).result() == Miss("disconnected", OffloadTimes(), sent=False)
+    assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0).result() is UNSENT
     assert verifier.calls == [HERE] and verdicts.free and verdicts.arrived(0.0, HERE) is None

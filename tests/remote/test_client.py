@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import socket
 import struct
@@ -20,6 +21,7 @@ from tests.remote.conftest import (
     CONTRACT,
     PAIR,
     PATIENT_MS,
+    QUICK,
     Behave,
     Peer,
     Question,
@@ -37,7 +39,7 @@ from tests.remote.conftest import (
 )
 
 from specact import Pair
-from specact.errors import ConfigError
+from specact.errors import ConfigError, RefusedError
 from specact.pair import Pending
 from specact.remote import Client, Endpoint, RemoteTarget, RemoteVerifier, remote_verifier
 from specact.rng import StepAddress
@@ -160,6 +162,12 @@ def under_another_id(change: Any) -> Behave:
     return behave
 
 
+def pinging(there: There, peer: Peer, question: Question) -> None:
+    while not there.released.is_set():
+        peer.raw(b"\x89\x00")
+        time.sleep(0.02)
+
+
 LOST: dict[tuple[str, str], Behave] = {
     ("specact", "the id of an earlier step"): under_another_id(lambda identity: identity - 1),
     ("specact", "a foreign id"): under_another_id(lambda identity: identity + 10**6),
@@ -168,8 +176,8 @@ LOST: dict[tuple[str, str], Behave] = {
     ("specact", "text"): lambda there, peer, question: peer.say("x" * 100, pieces=3),
     ("specact", "half of it"): lambda there, peer, question: peer.say(encode(there.reply(question))[:-10]),
     ("specact", "nothing at all"): silent,
-    ("openpi", "nothing at all"): silent,
-}
+    ("openpi", "nothing at all"): silent, ("openpi", "no more than pings"): pinging,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LOST, ids=" ".join)
@@ -183,7 +191,7 @@ def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(case: tup
         first = device.asks(6)[0]
         there.behave = honest
         device.find_back()
-        assert first == "deadline" and set(device.causes) <= {"deadline", "disconnected"}
+        assert first == "deadline" and set(device.causes) <= {"deadline", "disconnected", "held_back"}
         # In openpi's protocol, which has no ids, a lost reply costs the connection.
         assert there.native == (device.client.counts["connections"] == 1)
         assert max(Counter(question.number for question in there.questions).values()) == 1, "it was sent again"
@@ -217,7 +225,7 @@ def test_after_three_deadlines_nothing_is_sent_without_a_sign_of_life() -> None:
         device.asks(8)
         # A pong allows one more.
         assert sent + 3 <= device.client.counts["requests"] <= sent + 4
-        assert device.causes["disconnected"] >= 4
+        assert device.causes["held_back"] >= 4 and set(device.causes) == {"deadline", "held_back"}
 
 
 def late(there: There, peer: Peer, question: Question) -> None:
@@ -344,29 +352,52 @@ def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at
     assert not np.allclose(pauses[one][:6], pauses[other][:6], atol=1e-4)
 
 
-# First messages that are not accepted, and a word of the reason.
+# First messages that are not accepted, by a word of the reason; and those after which another attempt may succeed.
 GREETINGS: dict[tuple[str, str], Any] = {
     ("specact", "chunks"): {"family": "codes"}, ("specact", "action"): {"spec": {}},
-    ("specact", "arrays"): {"kinds": {}},
+    ("specact", "arrays"): {"kinds": {}}, ("specact", "fedcba9876543210"): {"target": "fedcba9876543210"},
     ("specact", "token"): Failure(None, ErrorCode.UNAUTHORIZED, "the token\x1b[31m is wrong"),
+    ("specact", "64 robots"): Failure(None, ErrorCode.OVERLOADED, "no deadline of 50 ms beside 64 robots"),
     ("specact", "is not a message"): b"\xc1", ("specact", "a message"): "hello",
-    ("openpi", "the model"): "the model is not loaded\x1b[31m", ("openpi", "not a msgpack message"): b"\xc1",
-    ("openpi", "one map"): b"\x01", ("openpi", "metadata in time"): None,
+    ("openpi", "fedcba9876543210"): openpi.encode({"specact": "0", "fingerprint": "fedcba9876543210"}
+                                                  | openpi.metadata(CONTRACT) | {"family": CONTRACT.family}),
+    ("openpi", "is not a message"): b"\xc1", ("openpi", "one map"): b"\x01",
+}  # fmt: skip
+PASSING: dict[tuple[str, str], Any] = {
+    ("specact", "shutting"): Failure(None, ErrorCode.SHUTTING_DOWN, "the server is shutting down"),
+    ("openpi", "the model"): "the model is not loaded\x1b[31m", ("openpi", "metadata in time"): None,
     ("openpi", "exceeds limit"): b"\x81\xa1a\xc6\x00\x20\x00\x00" + bytes(1 << 21),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", GREETINGS, ids=" ".join)
+@pytest.mark.parametrize("case", [*GREETINGS, *PASSING], ids=" ".join)
 def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(case: tuple[str, str]) -> None:
-    (protocol, word), greeting = case, GREETINGS[case]
+    (protocol, word), greeting = case, (GREETINGS | PASSING)[case]
+    contract = dataclasses.replace(CONTRACT, fingerprint="0123456789abcdef" if word[0] == "f" else "")
     with timeouts(connect_timeout_s=0.5 if greeting is None else 10.0), misbehaving(protocol) as (there, port):
         changed = isinstance(greeting, dict)
         there.greeting = msgspec.structs.replace(there.greeting, **greeting) if changed else greeting
-        with Client(endpoint_of(protocol, port), CONTRACT) as client:
-            reason = refusal(client)
+        with Client(endpoint_of(protocol, port), contract) as client:
+            if case in GREETINGS:
+                # At once: after the timeout the error would be another one.
+                with pytest.raises(RefusedError) as caught:
+                    client.connect(60.0)
+            reason = str(caught.value) if case in GREETINGS else refusal(client)
             assert word in reason and reason.isprintable() and len(reason) < 700
             found = client.request("infer", ZEROS, 100.0).result()
             assert isinstance(found, Miss) and found.cause == "disconnected" and not there.questions
+
+
+def test_a_server_that_was_full_is_tried_again_and_one_of_the_same_target_is_the_one() -> None:
+    contract = dataclasses.replace(CONTRACT, fingerprint="0" * 16)
+    with misbehaving("specact") as (there, port), timeouts(**QUICK), Client(at(port), contract) as client:
+        client.connect(10.0)
+        welcome, there.greeting = there.greeting, Failure(None, ErrorCode.OVERLOADED, "full")
+        there.peers[0].side.shutdown(socket.SHUT_RDWR)
+        wait_for(lambda: len(there.peers) > 3)
+        assert "full" in str(client.problem)
+        there.greeting = welcome
+        wait_for(lambda: client.problem is None)
 
 
 def test_the_names_of_a_server_are_printable_and_short() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from specact.errors import ConfigError
 from specact.pair import Pending, Verifier
 from specact.rng import StepAddress
-from specact.types import NO_OFFLOAD, Chunk, Miss, Outcome, Proposal
+from specact.types import Chunk, Miss, Outcome, Proposal
 
 NO_OUTCOME: Pending[Outcome | None] = Pending(lambda: None)
 """In place of the request of a step that is not verified, or whose verdict comes late."""
@@ -138,7 +138,7 @@ class LateVerdicts(Verdicts):
     ) -> Pending[Outcome | None]:
         request = verifier.submit(proposal, address)
         if not request.sent:
-            return Pending(lambda: Miss("disconnected", NO_OFFLOAD, sent=False))
+            return request
         self._in_flight = request, address, seen_s
         return NO_OUTCOME
 

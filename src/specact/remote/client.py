@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
 
-from specact.errors import ConfigError, RemoteError, WireError
+from specact.errors import ConfigError, RefusedError, RemoteError, WireError
 from specact.pair import Pending
 from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
 from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
@@ -22,9 +22,8 @@ from specact.wire import messages
 from specact.wire.arrays import Arrays, Layout
 from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request
 from specact.wire.images import to_jpeg
-from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, bad, check_terms, device_times, printable
+from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, check_terms, device_times, printable
 
-T = TypeVar("T")
 _MAX_MISSES = 3
 _POLL_INTERVAL_S, _PROBE_INTERVAL_S = 0.25, 0.05
 # Messages that answer no outstanding request, per connection; above this it is closed. And requests that wait.
@@ -37,35 +36,32 @@ CONNECT_TIMEOUT_S, SILENCE_S = 2.0, 3.0
 # Exponential backoff of reconnections [s], with up to half of it, or of FIRST_DELAY_S, as jitter, so that the robots of
 # one server do not reconnect simultaneously. After a connection that lasted for LONGEST_DELAY_S it begins anew.
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
+# Never seeded: the jitter must differ between robots.
+_JITTER = random.SystemRandom()
 
 
 class NativeConversation(Stream):
-    """A connection after its handshake, used by one thread at a time; without a contract it asks for the server's.
-
-    Its methods raise StreamClosedError if it has ended, and :meth:`reply` WireError for an unreadable message.
+    """A connection to a server of specact's own protocol; without a contract it asks for the server's.
 
     Attributes:
-        single: whether an outstanding reply blocks further requests.
-        welcome: the server's.
-
-    Raises:
-        RemoteError: if the server cannot be reached in time, or refuses this device, or is not the one expected.
+        single, kinds: whether an outstanding reply blocks further requests, and the kinds of requests; empty for all.
+        alive_s: time of the last sign of life (monotonic clock).
     """
 
-    single = False
+    scheme, refusal, single, kinds = "Bearer", "refuses this device", False, ()
 
     def __init__(
         self, endpoint: Endpoint, timeout: float, robot: str, contract: Contract | None, jpeg_quality: int | None = None
     ) -> None:
-        until, self._contract, self._jpeg_quality = time.monotonic() + timeout, contract, jpeg_quality
-        limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
         terms = () if contract is None else (contract.family, dict(contract.spec))
-        super().__init__(endpoint, messages.PATH, "Bearer", timeout, limit)
-        with self.handshake("refuses this device"):
-            # The server may have refused and closed already; then it has said why.
-            with suppress(StreamClosedError):
-                self.send(messages.encode(messages.Hello(messages.PROTOCOL, robot, *terms)), until - time.monotonic())
-            self.welcome = self._read_welcome(until)
+        self._hello = messages.Hello(messages.PROTOCOL, robot, *terms)
+        self._contract, self._jpeg_quality = contract, jpeg_quality
+        limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
+        super().__init__(endpoint, messages.PATH, timeout, limit)
+
+    @property
+    def alive_s(self) -> float:
+        return self.heard_s
 
     def ask(
         self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
@@ -76,23 +72,22 @@ class NativeConversation(Stream):
         self.send(messages.encode(message), timeout)
 
     def reply(self, timeout: float) -> Reply | Failure | None:
-        """The next reply, or None if none arrives within ``timeout`` seconds; 0 does not block."""
+        """The next reply, or None if none arrives within ``timeout`` seconds; WireError for an unreadable message."""
         message = self.receive(timeout)
-        if message is None:
-            return None
-        if isinstance(message[0], str):
-            raise bad("text messages are not part of the protocol")
-        return messages.read_reply(message[0])
+        return None if message is None else messages.read_reply(_binary(message))
 
-    def _read_welcome(self, until: float) -> Welcome:
-        message = self.receive(max(0.0, until - time.monotonic()))
+    def _greet(self, until: float) -> Welcome:
+        # The server may have refused and closed already; then it has said why.
+        with suppress(StreamClosedError):
+            self.send(messages.encode(self._hello), until - time.monotonic())
+        message, contract = self.receive(max(0.0, until - time.monotonic())), self._contract
         if message is None:
-            raise StreamClosedError("the server did not answer the hello in time")
-        welcome = messages.read_welcome(message[0] if isinstance(message[0], bytes) else b"")
-        if self._contract is not None:
-            check_terms(self._contract, welcome.family, welcome.spec)
+            raise StreamClosedError("it did not answer the hello in time")
+        welcome = messages.read_welcome(_binary(message))
+        if contract is not None:
+            check_terms(contract, welcome.family, welcome.spec, printable(welcome.target, 64))
             # A server may offer more.
-            if any(welcome.kinds.get(name) != arrays for name, arrays in self._contract.describe().items()):
+            if any(welcome.kinds.get(name) != arrays for name, arrays in contract.describe().items()):
                 raise WireError(
                     ErrorCode.MISMATCH,
                     "device and server differ in the arrays of their messages; install the same version of specact, "
@@ -102,7 +97,30 @@ class NativeConversation(Stream):
         return replace(welcome, **texts)
 
 
+def _binary(message: bytearray | str) -> bytearray | bytes:
+    """Text, which is not part of the protocol, as no message."""
+    return b"" if isinstance(message, str) else message
+
+
 Conversation = NativeConversation | OpenpiConversation
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request: when it began, is due, was sent and was answered (monotonic clock), and what has become of it."""
+
+    started_s: float
+    until: float
+    sent_s: float = 0.0
+    arrived_s: float = 0.0
+    sent: bool = False
+    reply: Reply | Failure | None = None
+    cause: Cause | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a reply is still expected."""
+        return self.reply is None and self.cause is None
 
 
 class Client:
@@ -120,9 +138,8 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: Endpoint, contract: Contract, robot: str = "robot",
-        jpeg_quality: int | None = None,
-    ) -> None:  # fmt: skip
+        self, endpoint: Endpoint, contract: Contract, robot: str = "robot", jpeg_quality: int | None = None
+    ) -> None:
         if jpeg_quality is not None:
             if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
                 raise ConfigError(
@@ -131,22 +148,20 @@ class Client:
                 )
             # Raises now, before a robot moves, if Pillow is missing.
             to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
-        self._endpoint, self._jpeg_quality = endpoint, jpeg_quality
-        self.contract, self._robot = contract, robot
-        self._lock = threading.Lock()
-        self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._conversation: Conversation | None = None
-        self._next_id = self._unsolicited = 0
-        # Requests without a reply, also those that nobody waits for any more.
-        self._outstanding: dict[int, PendingReply] = {}
-        # Not seeded: the jitter must differ between robots.
-        self._random = random.Random()
-        # Consecutive missed deadlines, time of the last one, and time of the last ping.
-        self._misses, self._last_miss_s, self._last_ping_s = 0, 0.0, 0.0
+        self._endpoint, self._robot, self._jpeg_quality = endpoint, robot, jpeg_quality
+        self.contract = contract
         self.welcome: Welcome | None = None
         self.problem: str | None = f"no connection to {endpoint} yet"
         self.report: Mapping[str, int] = {}
         self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._wake, self._settled, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._conversation: Conversation | None = None
+        self._next_id = self._unsolicited = 0
+        # Requests without a reply, also those that nobody waits for any more.
+        self._outstanding: dict[int, _Waiting] = {}
+        # Consecutive missed deadlines, time of the last one, and time of the last ping.
+        self._misses, self._last_miss_s, self._last_ping_s = 0, 0.0, 0.0
         self._thread = threading.Thread(target=self._run, name=f"specact client to {endpoint}", daemon=True)
         self._thread.start()
 
@@ -168,10 +183,13 @@ class Client:
         """Waits for the first connection, before a robot moves.
 
         Raises:
+            RefusedError: as soon as the server refuses this device, or turns out to be another one.
             RemoteError: if there is none within ``timeout`` seconds, with the reason.
         """
-        if not self._connected.wait(timeout) or self.welcome is None:
-            raise RemoteError(f"{self.problem} (tried for {timeout:g} s)")
+        settled = self._settled.wait(timeout)
+        if self.welcome is None:
+            tried = "" if settled else f" (tried for {timeout:g} s)"
+            raise (RefusedError if settled else RemoteError)(f"{self.problem}{tried}")
         return self.welcome
 
     def request(
@@ -187,59 +205,85 @@ class Client:
         Returns:
             Its arrays, finite and in range, and the times; or why there are none.
         """
-        pending = PendingReply(self, self.contract.kinds[kind].reply, deadline_ms)
+        now = time.monotonic()
+        waiting, layout = _Waiting(now, now + deadline_ms / 1e3), self.contract.kinds[kind].reply
         with self._lock:
-            self._use(lambda conversation: self._send(conversation, kind, request, pending, wait_if_busy))
-            if not pending.sent:
-                pending.cause = pending.cause or "disconnected"
-        pending.encode_s = time.monotonic() - pending.started_s
-        return Pending(pending.result, pending.done, pending.sent)
+            self._use(lambda conversation: self._send(conversation, kind, request, waiting, deadline_ms, wait_if_busy))
+            if not waiting.sent and waiting.cause is None:
+                waiting.cause = "disconnected"
+        waiting.sent_s = time.monotonic()
+        return Pending(lambda: self._result(waiting, layout), lambda: self._done(waiting), waiting.sent)
 
-    def poll(self) -> None:
-        """Reads what has arrived, without blocking."""
-        with self._lock:
-            self._use(self._drain)
+    def _use(self, act: Callable[[Conversation], object]) -> None:
+        """Does something with the connection, if there is one, under the lock; drops it if it ends now."""
+        if self._conversation is not None:
+            try:
+                act(self._conversation)
+            except StreamClosedError as error:
+                self._drop(str(error))
 
-    def wait(self, pending: PendingReply) -> None:
-        """Waits for a reply, until its deadline at most; what has arrived by now is read even after that."""
-        last = max(pending.until, time.monotonic() + _DRAIN_BUDGET_S)
-        with self._lock:
-            while pending.open and self._conversation is not None:
-                left = max(0.0, pending.until - time.monotonic())
-                arrived = self._use(lambda conversation: self._read(conversation, left))  # noqa: B023
-                if pending.reply is None and pending.cause is None and (not arrived or time.monotonic() > last):
-                    self._misses, self._last_miss_s, pending.cause = self._misses + 1, time.monotonic(), "deadline"
-                    self._wake.set()
-            if pending.reply is not None:
-                self._misses = 0
-                self.counts["answered"] += 1
-
-    def _use(self, act: Callable[[Conversation], T]) -> T | None:
-        """What ``act`` makes of the connection, under the lock; None if there is none, or if it ends now."""
-        try:
-            return None if self._conversation is None else act(self._conversation)
-        except StreamClosedError as error:
-            self._drop(str(error))
-            return None
-
-    def _send(self, conversation: Conversation, kind: str, request: Request, pending: PendingReply, wait: bool) -> None:
+    def _send(
+        self, conversation: Conversation, kind: str, request: Request, waiting: _Waiting, deadline_ms: float,
+        wait_if_busy: bool,
+    ) -> None:  # fmt: skip
         """Sends a request, or gives it the cause for which it is not sent."""
-        self._drain(conversation)
-        while conversation.single and self._outstanding:
-            if not (wait and self._read(conversation, pending.until - time.monotonic())):
-                pending.cause = "deadline"
+        if self._outstanding or self._misses:
+            self._drain(conversation)
+            while conversation.single and self._outstanding:
+                if not (wait_if_busy and self._read(conversation, waiting.until - time.monotonic())):
+                    waiting.cause = "deadline"
+                    return
+            if self._is_unresponsive(conversation):
+                waiting.cause = "held_back"
                 return
-        if self._is_unresponsive(conversation):
-            pending.cause = "disconnected"
+        if conversation.kinds and kind not in conversation.kinds:
+            waiting.cause = "refused"
             return
         self._next_id += 1
-        left = pending.until - time.monotonic()
-        conversation.ask(kind, request, self._next_id, pending.deadline_ms, self.report, left)
-        self._outstanding[self._next_id], pending.sent = pending, True
+        left = waiting.until - time.monotonic()
+        conversation.ask(kind, request, self._next_id, deadline_ms, self.report, left)
+        self._outstanding[self._next_id], waiting.sent = waiting, True
         if len(self._outstanding) > _MAX_OUTSTANDING:
             oldest = self._outstanding.pop(next(iter(self._outstanding)))
             oldest.cause = oldest.cause or "deadline"
         self.counts["requests"] += 1
+
+    def _done(self, waiting: _Waiting) -> bool:
+        """Whether the result is there, or the deadline has passed; reads what has arrived, without blocking."""
+        if waiting.open and time.monotonic() < waiting.until:
+            with self._lock:
+                self._use(self._drain)
+        return not waiting.open or time.monotonic() >= waiting.until
+
+    def _result(self, waiting: _Waiting, layout: Layout) -> tuple[Arrays, OffloadTimes] | Miss:
+        """The arrays of the reply, or why there are none; blocks until the deadline at most."""
+        with self._lock:
+            self._use(lambda conversation: self._wait(conversation, waiting))
+            if waiting.reply is not None:
+                self._misses = 0
+                self.counts["answered"] += 1
+        reply, now = waiting.reply, time.monotonic()
+        if isinstance(reply, Reply):
+            try:
+                arrays = layout.unpack(reply.arrays)
+                waited_s = max(0.0, waiting.arrived_s - waiting.sent_s)
+                encode_s = waiting.sent_s - waiting.started_s
+                return arrays, device_times(reply, encode_s, waited_s, time.monotonic() - now)
+            except WireError:
+                waiting.cause = "invalid"
+        elif reply is not None:
+            waiting.cause = _CAUSES.get(reply.code, "refused")
+        return Miss(waiting.cause or "disconnected", OffloadTimes(network=now - waiting.started_s), waiting.sent)
+
+    def _wait(self, conversation: Conversation, waiting: _Waiting) -> None:
+        """Reads until the reply is there or the deadline has passed; what has arrived is read even after that."""
+        last = max(waiting.until, time.monotonic() + _DRAIN_BUDGET_S)
+        while waiting.open:
+            arrived = self._read(conversation, max(0.0, waiting.until - time.monotonic()))
+            if waiting.reply is None and (not arrived or time.monotonic() > last):
+                waiting.cause = waiting.cause or "deadline"
+                self._misses, self._last_miss_s = self._misses + 1, time.monotonic()
+                self._wake.set()
 
     def _read(self, conversation: Conversation, timeout: float) -> bool:
         """Reads one message and hands it to the request that it answers; False if none arrives in time."""
@@ -253,16 +297,16 @@ class Client:
             reply = Failure(None, ErrorCode.BAD_MESSAGE, "")
         if reply is None:
             return False
-        pending = None if reply.id is None else self._outstanding.pop(reply.id, None)
-        if pending is None:
+        waiting = None if reply.id is None else self._outstanding.pop(reply.id, None)
+        if waiting is None:
             self.counts["unwanted"] += 1
             self._unsolicited += 1
             if self._unsolicited > _MAX_UNSOLICITED:
                 raise StreamClosedError("the server sends too many messages that answer no request")
-        elif pending.cause is not None:
+        elif waiting.cause is not None:
             self.counts["late"] += 1
         else:
-            pending.reply, pending.arrived_s = reply, time.monotonic()
+            waiting.reply, waiting.arrived_s = reply, time.monotonic()
         return True
 
     def _drain(self, conversation: Conversation) -> None:
@@ -285,9 +329,8 @@ class Client:
                     delay = 0.0
                 self._wake.wait(_POLL_INTERVAL_S if self._misses < _MAX_MISSES else _PROBE_INTERVAL_S)
                 self._wake.clear()
-                continue
             # Neither a send nor a short-lived connection shortens the backoff.
-            if not self._closing.wait(delay + self._random.uniform(0.0, max(delay, FIRST_DELAY_S) / 2)):
+            elif not self._closing.wait(delay + _JITTER.uniform(0.0, max(delay, FIRST_DELAY_S) / 2)):
                 delay = min(max(2.0 * delay, FIRST_DELAY_S), LONGEST_DELAY_S)
                 self._connect()
                 since = time.monotonic()
@@ -302,12 +345,14 @@ class Client:
             )
         except RemoteError as error:
             self.problem = printable(str(error))
+            if isinstance(error, RefusedError):
+                self._settled.set()
             return
         with self._lock:
             self._conversation, self.welcome, self.problem = conversation, conversation.welcome, None
             self._misses = self._unsolicited = 0
             self.counts["connections"] += 1
-        self._connected.set()
+        self._settled.set()
 
     def _check(self, conversation: Conversation) -> None:
         """Reads what nobody waits for, and pings a silent server."""
@@ -315,65 +360,26 @@ class Client:
         if conversation.single and not self._outstanding:
             # Its silence is normal.
             return
-        silence, patience = time.monotonic() - conversation.last_activity_s, SILENCE_S
-        if silence > patience:
+        silence = time.monotonic() - conversation.alive_s
+        if silence > SILENCE_S:
             raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
         # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of openpi's
         # protocol gets none, because its inference may block its pongs.
-        quiet = silence > patience / 3 or self._is_unresponsive(conversation)
-        if quiet and not conversation.single and self._last_ping_s <= conversation.last_activity_s:
+        quiet = silence > SILENCE_S / 3 or self._is_unresponsive(conversation)
+        if quiet and not conversation.single and self._last_ping_s <= conversation.alive_s:
             self._last_ping_s = time.monotonic()
-            conversation.ping()
+            conversation.send(b"", mark=b"alive?")
 
     def _is_unresponsive(self, conversation: Conversation) -> bool:
         """Whether too many deadlines were missed without a sign of life since, which allows one request."""
-        return self._misses >= _MAX_MISSES and conversation.last_activity_s <= self._last_miss_s
+        return self._misses >= _MAX_MISSES and conversation.alive_s <= self._last_miss_s
 
     def _drop(self, why: str) -> None:
         if self._conversation is not None:
             self._conversation.close()
             self._conversation, self.problem = None, printable(why)
             # Outstanding requests are lost; ids are never reused.
-            for pending in self._outstanding.values():
-                pending.cause = pending.cause or "disconnected"
+            for waiting in self._outstanding.values():
+                waiting.cause = waiting.cause or "disconnected"
             self._outstanding.clear()
             self._wake.set()
-
-
-class PendingReply:
-    """A request of :class:`Client`: whether it was sent, and its reply, or why there is none as far as is known."""
-
-    def __init__(self, client: Client, layout: Layout, deadline_ms: float) -> None:
-        self._client, self._layout, self.deadline_ms = client, layout, deadline_ms
-        self.started_s = time.monotonic()
-        self.until, self.encode_s, self.arrived_s = self.started_s + deadline_ms / 1e3, 0.0, 0.0
-        self.sent = False
-        self.reply: Reply | Failure | None = None
-        self.cause: Cause | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether a reply is still expected."""
-        return self.reply is None and self.cause is None
-
-    def done(self) -> bool:
-        """Whether :meth:`result` would not block: always True after the deadline."""
-        if self.open and time.monotonic() < self.until:
-            self._client.poll()
-        return not self.open or time.monotonic() >= self.until
-
-    def result(self) -> tuple[Arrays, OffloadTimes] | Miss:
-        """The reply's arrays, finite and in range, or why there are none; blocks until the deadline at most."""
-        self._client.wait(self)
-        reply, now = self.reply, time.monotonic()
-        times = OffloadTimes(network=now - self.started_s)
-        if reply is None:
-            return Miss(self.cause or "disconnected", times, sent=self.sent)
-        if isinstance(reply, Failure):
-            return Miss(_CAUSES.get(reply.code, "refused"), times)
-        try:
-            arrays = self._layout.unpack(reply.arrays)
-        except WireError:
-            return Miss("invalid", times)
-        waited_s = max(0.0, self.arrived_s - self.started_s - self.encode_s)
-        return arrays, device_times(reply, self.encode_s, waited_s, time.monotonic() - now)

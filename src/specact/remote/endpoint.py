@@ -6,11 +6,12 @@ import re
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
@@ -19,8 +20,8 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from specact.errors import ConfigError, RemoteError, WireError, unknown_name
-from specact.wire.messages import printable
+from specact.errors import ConfigError, RefusedError, RemoteError, WireError, unknown_name
+from specact.wire.messages import ErrorCode, Welcome, printable
 
 PORT = 8600
 _HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
@@ -30,6 +31,8 @@ _READ_BYTES = 1 << 13
 _MAX_IDLE_FRAMES = 64
 # Timeout for sending control frames; they are small, so a longer delay means a stalled connection.
 _CONTROL_TIMEOUT_S = 0.005
+# Errors at the handshake that another attempt may not have.
+_PASSING = (ErrorCode.SHUTTING_DOWN, ErrorCode.INTERNAL, ErrorCode.EXPIRED)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Endpoint:
         except OSError as error:
             side.close()
             why = f"{error}; an authority that the system does not trust is named by --ca; without TLS use ws://"
-            raise RemoteError(f"no connection to {self}: {why}") from None
+            kind = RefusedError if isinstance(error, ssl.SSLCertVerificationError) else RemoteError
+            raise kind(f"no connection to {self}: {why}") from None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -120,55 +124,55 @@ class StreamClosedError(Exception):
     """The stream is closed; its owner may open another."""
 
 
-class Stream:
-    """A WebSocket, used by one thread at a time. Nothing blocks for longer than the timeouts given [s].
+class Stream(ABC):
+    """A WebSocket to a server that has greeted, used by one thread at a time. StreamClosedError says that it has ended.
 
-    ``scheme`` is that of the Authorization header; a message of more than ``max_message_bytes`` closes the stream.
+    Nothing blocks for longer than the timeouts given [s]; a message of more than ``max_message_bytes`` closes it.
 
     Attributes:
-        last_activity_s, last_pong: when the last byte arrived (monotonic clock), and the payload of the last pong.
+        welcome: the server's, or what it said instead.
+        heard_s: when the last byte arrived (monotonic clock).
+        pong: payload of the last pong before the message received last.
 
     Raises:
-        RemoteError: if the server cannot be reached in time, or refuses the connection.
+        RemoteError: if the server cannot be reached in time.
+        RefusedError: if it refuses this device, or is not the one expected.
     """
 
-    def __init__(self, endpoint: Endpoint, path: str, scheme: str, timeout: float, max_message_bytes: int) -> None:
+    scheme: ClassVar[str]  # of the Authorization header
+    refusal: ClassVar[str]  # what it means if the first messages fail
+
+    def __init__(self, endpoint: Endpoint, path: str, timeout: float, max_message_bytes: int) -> None:
         until = time.monotonic() + timeout
-        self._messages: deque[tuple[bytes | str, bytes]] = deque()
-        self._parts: list[bytes] = []
-        self._text, self.last_pong, self._second, self._idle_frames = False, b"", 0, 0
+        self._messages: deque[tuple[bytearray | str, bytes]] = deque()
+        self._parts: list[Any] = []
+        self._text, self._last_pong, self._second, self._idle_frames = False, b"", 0, 0
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
-        self._endpoint = endpoint
-        self._socket = endpoint.connect(until)
-        self.last_activity_s = time.monotonic()
+        self._socket, self.heard_s = endpoint.connect(until), time.monotonic()
+        hint = "" if endpoint.scheme == "wss" else "; for a server with TLS use wss://"
+        what, refused = "does not accept this connection", False
         try:
-            self._open(until, scheme)
-        except (StreamClosedError, InvalidHandshake) as error:
+            self._open(endpoint.token, until)
+            what, hint = self.refusal, ""
+            self.welcome = self._greet(until)
+        except (StreamClosedError, InvalidHandshake, WireError) as error:
             self.close()
-            hint = "" if endpoint.scheme == "wss" else "; for a server with TLS use wss://"
-            status = f"HTTP status {error.response.status_code}" if isinstance(error, InvalidStatus) else str(error)
-            raise RemoteError(f"{endpoint} does not accept this connection: {printable(status)}{hint}") from None
-        except RemoteError:
-            self.close()
-            raise
+            why, refused = str(error), isinstance(error, WireError) and error.code not in _PASSING
+            if isinstance(error, InvalidStatus):
+                status = error.response.status_code
+                why, refused = f"HTTP status {status}", 400 <= status < 500
+            raise (RefusedError if refused else RemoteError)(f"{endpoint} {what}: {printable(why)}{hint}") from None
 
-    @contextmanager
-    def handshake(self, refusal: str) -> Iterator[None]:
-        """Closes the stream where its first messages fail, and raises RemoteError with this refusal."""
-        try:
-            yield
-        except (StreamClosedError, WireError) as error:
-            self.close()
-            raise RemoteError(f"{self._endpoint} {refusal}: {printable(str(error))}") from None
+    @abstractmethod
+    def _greet(self, until: float) -> Welcome:
+        """Exchanges the first messages ``until`` then; WireError if the server refuses, or is not the one expected."""
 
-    def send(self, payload: bytes, timeout: float, mark: bytes = b"") -> None:
+    def send(self, payload: bytes, timeout: float = _CONTROL_TIMEOUT_S, mark: bytes = b"") -> None:
         """Hands a binary message, if it is not empty, to the operating system within ``timeout`` seconds.
 
         The mark, of at most 125 bytes, is sent as a ping before it. A message received before its pong was sent before
-        the server read this one, so it is no reply to it.
-
-        Raises:
-            StreamClosedError: if that fails; an unknown part may have been sent.
+        the server read this one, so it is no reply to it. Where that fails, an unknown part may have been sent.
         """
         if self._protocol.state is not State.OPEN:
             raise StreamClosedError("the connection is closed")
@@ -178,37 +182,29 @@ class Stream:
             self._protocol.send_binary(payload)
         self._flush(timeout)
 
-    def ping(self) -> None:
-        """Sends a ping, see :meth:`send`."""
-        self.send(b"", _CONTROL_TIMEOUT_S, b"alive?")
-
-    def receive(self, timeout: float) -> tuple[bytes | str, bytes] | None:
-        """The next message, and the last pong before it; None if none arrives within ``timeout`` seconds.
-
-        Raises:
-            StreamClosedError: if the stream has ended.
-        """
+    def receive(self, timeout: float) -> bytearray | str | None:
+        """The next message, or None if none arrives within ``timeout`` seconds."""
         until = time.monotonic() + timeout
         while not self._messages:
-            self._read(max(0.0, until - time.monotonic()))
-            if not self._messages and time.monotonic() >= until:
+            self._read(timeout)
+            timeout = until - time.monotonic()
+            if timeout <= 0.0 and not self._messages:
                 return None
-        return self._messages.popleft()
+        message, self.pong = self._messages.popleft()
+        return message
 
     def close(self) -> None:
         """Closes it immediately; idempotent."""
-        try:
+        with suppress(StreamClosedError):
             if self._protocol.state is State.OPEN:
                 self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
                 self._flush(_CONTROL_TIMEOUT_S)
-        except StreamClosedError:
-            pass
         self._socket.close()
 
-    def _open(self, until: float, scheme: str) -> None:
+    def _open(self, token: str | None, until: float) -> None:
         request = self._protocol.connect()
-        if self._endpoint.token is not None:
-            request.headers["Authorization"] = f"{scheme} {self._endpoint.token}"
+        if token is not None:
+            request.headers["Authorization"] = f"{self.scheme} {token}"
         self._protocol.send_request(request)
         self._flush(until - time.monotonic())
         while self._protocol.state is State.CONNECTING:
@@ -216,48 +212,49 @@ class Stream:
             if self._protocol.handshake_exc is not None:
                 raise self._protocol.handshake_exc
             if time.monotonic() > until:
-                raise RemoteError(f"{self._endpoint} accepted the connection but did not answer in time")
+                raise StreamClosedError("it accepted the connection but did not answer in time")
 
     def _read(self, timeout: float) -> None:
         """Handles what arrives within ``timeout`` seconds, or has arrived already."""
         try:
             self._socket.settimeout(timeout)
-            data = self._socket.recv(_READ_BYTES)
+            count = self._socket.recv_into(self._buffer)
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError as error:
             raise self._lost(error) from None
-        self.last_activity_s = time.monotonic()
-        if data:
-            self._protocol.receive_data(data)
+        self.heard_s, protocol = time.monotonic(), self._protocol
+        if count:
+            protocol.receive_data(self._buffer[:count])  # type: ignore[arg-type]  # it copies any buffer
         else:
-            self._protocol.receive_eof()
-        for event in self._protocol.events_received():
+            protocol.receive_eof()
+        for event in protocol.events_received():
             if isinstance(event, Frame):
                 self._take(event)
         self._flush(_CONTROL_TIMEOUT_S)
-        if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
-            why = self._protocol.parser_exc or self._protocol.close_rcvd or "no close frame"
+        if not self._messages and protocol.state in (State.CLOSING, State.CLOSED):
+            why = protocol.parser_exc or protocol.close_rcvd or "no close frame"
             raise StreamClosedError(f"the connection ended: {why}")
 
     def _take(self, frame: Frame) -> None:
-        if not frame.data or frame.opcode in (Opcode.PING, Opcode.PONG):
+        opcode, data = frame.opcode, frame.data
+        if not data or opcode in (Opcode.PING, Opcode.PONG):
             now = int(time.monotonic())
             self._second, self._idle_frames = now, 1 + self._idle_frames * (self._second == now)
             if self._idle_frames > _MAX_IDLE_FRAMES:
                 self._protocol.fail(CloseCode.POLICY_VIOLATION, "too many frames with too little data in them")
-        if frame.opcode is Opcode.PONG:
-            self.last_pong = bytes(frame.data)
-        if frame.opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+        if opcode is Opcode.PONG:
+            self._last_pong = bytes(data)
+        if opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
             return
-        if frame.opcode is not Opcode.CONT:
-            self._text = frame.opcode is Opcode.TEXT
-        if frame.data:
-            self._parts.append(bytes(frame.data))
+        if opcode is not Opcode.CONT:
+            self._text = opcode is Opcode.TEXT
+        if data:
+            self._parts.append(data)
         if frame.fin:
-            message, self._idle_frames = b"".join(self._parts), 0
+            message, self._idle_frames = bytearray().join(self._parts), 0
             self._parts.clear()
-            self._messages.append((message.decode(errors="replace") if self._text else message, self.last_pong))
+            self._messages.append((message.decode(errors="replace") if self._text else message, self._last_pong))
 
     def _flush(self, timeout: float) -> None:
         if not (data := b"".join(self._protocol.data_to_send())):

@@ -54,63 +54,50 @@ class OpenpiConversation(Stream):
     So nothing is sent before the last reply has arrived. Each request is preceded by a ping with its id: a message
     before that pong is a duplicate, and ends the connection; so does a reply that equals the last one byte for byte,
     its measured time included. ``metadata`` is the server's first message.
-
-    Raises:
-        RemoteError: if the server cannot be reached in time, refuses the connection, does not send its metadata, or is
-            a specact server of another policy.
     """
 
-    single = True
+    scheme, single, kinds = "Api-Key", True, ("infer",)
+    refusal = "does not speak openpi's protocol, or serves another policy"
 
     def __init__(self, endpoint: OpenpiEndpoint, timeout: float, contract: Contract | None = None) -> None:
-        until, self._format, self._contract = time.monotonic() + timeout, endpoint, contract
-        limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
-        super().__init__(endpoint, endpoint.path, "Api-Key", timeout, limit)
+        self._format, self._contract = endpoint, contract
         self._outstanding: int | None = None
-        self._supported, self._last_message = True, b""
-        with self.handshake("does not speak openpi's protocol"):
-            self.welcome = self._welcome(until)
+        self._last_message = bytearray()
+        limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
+        super().__init__(endpoint, endpoint.path, timeout, limit)
+        self.alive_s = self.heard_s
 
     def ask(
         self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
     ) -> None:
-        self._outstanding, self._supported, self.last_activity_s = identity, kind == "infer", time.monotonic()
-        if self._supported:
-            self.send(openpi.encode(self._observation(request)), timeout, _mark(identity))
+        self._outstanding, self.alive_s = identity, time.monotonic()
+        self.send(openpi.encode(self._observation(request)), timeout, _mark(identity))
 
     def reply(self, timeout: float) -> Reply | Failure | None:
-        identity = self._outstanding
-        if identity is not None and not self._supported:
-            self._outstanding = None
-            return Failure(identity, ErrorCode.BAD_MESSAGE, "openpi's protocol has requests of the kind infer only")
-        message = self.receive(timeout)
+        message, identity = self.receive(timeout), self._outstanding
         if message is None:
             return None
-        content, pong = message
-        if identity is None or pong != _mark(identity):
+        if identity is None or self.pong != _mark(identity):
             raise StreamClosedError("the server sent a message that answers no request, or leaves pings unanswered")
-        self._outstanding = None
-        if isinstance(content, str):
-            return Failure(identity, ErrorCode.INTERNAL, content)
-        if content == self._last_message and _TIMING_KEY in content:
+        self._outstanding, self.alive_s = None, time.monotonic()
+        if isinstance(message, str):
+            return Failure(identity, ErrorCode.INTERNAL, message)
+        if message == self._last_message and _TIMING_KEY in message:
             raise StreamClosedError("the server sent a reply twice")
-        self._last_message = content
-        return self._reply(openpi.decode(content), identity)
+        self._last_message = message
+        return self._reply(openpi.decode(message), identity)
 
-    def _welcome(self, until: float) -> Welcome:
-        """The metadata as the answer to a hello."""
-        message = self.receive(max(0.0, until - time.monotonic()))
-        if message is None:
-            raise StreamClosedError("it did not say its metadata in time")
-        if isinstance(message[0], str):
-            raise bad(message[0])
-        self.metadata = said = openpi.decode(message[0])
+    def _greet(self, until: float) -> Welcome:
+        message, contract = self.receive(max(0.0, until - time.monotonic())), self._contract
+        if not isinstance(message, bytearray):
+            # An error, of a model that may be loaded later.
+            raise StreamClosedError(message or "it did not say its metadata in time")
+        self.metadata = said = openpi.decode(message)
         names = (said.get(name) for name in ("bundle", "fingerprint", "specact"))
         bundle, target, version = (printable(name, 64) if isinstance(name, str) else "" for name in names)
-        contract = self._contract
         family, spec = ("", {}) if contract is None else (contract.family, dict(contract.spec))
         if contract is not None and "specact" in said:
-            check_terms(replace(contract, spec=openpi.metadata(contract), kinds={}), family, said)
+            check_terms(replace(contract, spec=openpi.metadata(contract), kinds={}), family, said, target)
         return Welcome(PROTOCOL, bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, family, spec, {})
 
     def _observation(self, request: Request) -> dict[str, Any]:

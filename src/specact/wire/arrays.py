@@ -118,13 +118,9 @@ class Layout:
         return bytearray().join(parts)
 
     def unpack(self, payload: bytearray) -> dict[str, NDArray[Any]]:
-        """The arrays in these bytes, whose memory they share.
-
-        Raises:
-            WireError: ``bad_message``, see :meth:`faults`.
-        """
-        for fault in self.faults([payload]).values():
-            raise fault
+        """The arrays in these bytes, whose memory they share; WireError for what :meth:`faults` finds."""
+        if len(payload) != self.nbytes or self._fault([payload]):
+            raise self.faults([payload])[0]
         return self.views(payload)
 
     def views(self, payload: bytearray) -> dict[str, NDArray[Any]]:

@@ -37,6 +37,7 @@ class Contract:
         kinds: of requests, by name. ``infer``, which has no arrays but the window, asks for the target's answer.
         step_kind: the kind of a step's request.
         stated: further settings in the welcome's spec, which need not be equal on both sides.
+        fingerprint: of the target, which a device refuses to differ; empty where it is not known.
     """
 
     family: str
@@ -45,6 +46,7 @@ class Contract:
     kinds: Mapping[str, Kind]
     step_kind: str = "infer"
     stated: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
 
     @cached_property
     def window(self) -> Layout:

@@ -230,13 +230,15 @@ def exchange_bytes(contract: Contract) -> int:
     return len(encode(asked)) + len(encode(Reply(large, 1.0, 1.0, 1.0, 1, bytearray(kind.reply.nbytes))))
 
 
-def check_terms(contract: Contract, family: str | None, spec: Mapping[str, Any]) -> None:
-    """Compares the other side's family and spec with ours.
+def check_terms(contract: Contract, family: str | None, spec: Mapping[str, Any], fingerprint: str = "") -> None:
+    """Compares the other side's family, spec and, where both are known, fingerprint of the target with ours.
 
     Raises:
         WireError: ``mismatch``, with the differences.
     """
     differs = [text for name, ours in contract.spec.items() for text in _differences(name, spec.get(name, ...), ours)]
+    if fingerprint and contract.fingerprint not in ("", fingerprint):
+        differs.append(f"the target's fingerprint {fingerprint} / {contract.fingerprint}")
     if family != contract.family:
         said = f"one side has policies of the family {family!a:.40}, the other {contract.family}"
     elif differs:

@@ -57,7 +57,8 @@ class CodeExchange:
         target: Callable[[], OnnxPolicy],
     ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._target = name, fingerprint, cache(target)
-        self.contract, self._tokenizer, self._streams = _contract(spec, tokenizer), tokenizer, StepStreams()
+        self.contract = _contract(spec, tokenizer, fingerprint)
+        self._tokenizer, self._streams = tokenizer, StepStreams()
         self._temperature, self._outputs = spec.temperature, ("logits", "offsets", "conditional")[: 2 + spec.sequential]
 
     def read(self, arrays: Arrays) -> CodeDistribution:
@@ -95,7 +96,7 @@ class CodeExchange:
         }
 
 
-def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
+def _contract(spec: PolicySpec, tokenizer: ActionTokenizer, fingerprint: str) -> Contract:
     rows, chunk = (spec.codebooks, spec.codes), (spec.chunk, spec.actions)
     probs = ArraySpec(rows, np.float64, distribution=True)
     conditional = ArraySpec((spec.codes, spec.codes), np.float64, distribution=True)
@@ -117,7 +118,7 @@ def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
     agreed = {"tokenizer": tokenizer.fingerprint, "observation": spec.target.describe()}
     agreed |= {name: getattr(spec, name) for name in shared}
     kinds = {"infer": Kind(Layout({}), Layout(answer)), "verify": Kind(Layout(draft), Layout(verdict))}
-    return Contract("codes", agreed, spec.target, kinds)
+    return Contract("codes", agreed, spec.target, kinds, fingerprint=fingerprint)
 
 
 @dataclass(frozen=True)
