@@ -86,12 +86,12 @@ function next() {
   });
 }
 await new Promise((resolve) => { socket.onopen = resolve; });
-socket.send(pack(["hello", 4, "node", null, {}, 20, 1000]));
+socket.send(pack(["hello", 4, "node", null, {}, 20, 60000]));
 const [, , , , , , , spec, kinds] = await next();
 let id = 0;
 async function ask(kind, address, window, arrays = {}) {
   const [request, reply] = kinds[kind];
-  socket.send(pack([kind, ++id, 1000, address, window, join(request, arrays)]));
+  socket.send(pack([kind, ++id, 60000, address, window, join(request, arrays)]));
   const message = await next();
   if (message[1] !== id) throw Error("a reply to another request");
   return split(reply, message[6]);
