@@ -149,15 +149,16 @@ class Batcher:
 
     def warm_up(self) -> None:
         """Runs a few inferences, so that a target that fails or blocks does so before serving."""
-        idle = Request(self._exchange.contract.observation.zeros(), StepAddress(0, 0, 0, 0))
-        for size in {1, self.max_batch}:
-            until = time.monotonic() + _WARM_UP_S
-            while len(self.times[size]) < _WARM_UP_RUNS and (not self.times[size] or time.monotonic() < until):
+        idle, usual = Request(self._exchange.contract.observation.zeros(), StepAddress(0, 0, 0, 0)), 0.0
+        for size in (1, self.max_batch):
+            times, until = self.times[size], time.monotonic() + _WARM_UP_S
+            # A large batch of a slow target would take minutes.
+            while len(times) < _WARM_UP_RUNS and time.monotonic() + size * usual < until:
                 started = time.monotonic()
                 self._exchange.answer("infer", [idle] * size)
-                self.times[size].append(time.monotonic() - started)
+                times.append(time.monotonic() - started)
+            usual = usual or sorted(times)[len(times) // 2]
         # A third-party target keeps its thread: it may block on a file or a lock, which would stall every connection.
-        usual = sorted(self.times[1])[len(self.times[1]) // 2]
         self._inline = getattr(self._exchange, "steady", False) and usual < _INLINE_BELOW_S
 
     def start(self) -> None:
