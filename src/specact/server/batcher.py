@@ -203,46 +203,57 @@ class Batcher:
         return len(jobs)
 
     def _next(self) -> None:
-        """Has the next batch computed; on the event loop connections are read before the one after it."""
-        now = time.monotonic()
-        jobs, late = self.queue.take(self.max_batch, now)
+        """Has the next batch computed."""
+        started = time.monotonic()
+        jobs, late = self.queue.take(self.max_batch, started)
         self._finish(late, [WireError(ErrorCode.EXPIRED, "the deadline passed in the queue")] * len(late))
         if jobs and not self._inline:
             self._batches.put(jobs)
             return
-        for group in self._answers(jobs):
-            self._finish(*group)
-        self._computed(len(jobs), time.monotonic() - now)
+        for group, outcomes, seconds in self._answers(jobs):
+            self.queue.charge(group, seconds)
+            self._finish(group, outcomes)
+        if jobs:
+            self.times[len(jobs)].append(time.monotonic() - started)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Goes on if requests wait; but connections are read first, whose robots have their replies by now."""
+        self._busy = len(self.queue) > 0
+        if self._busy and self._loop is not None:
+            self._loop.call_soon(self._next)
 
     def _run(self) -> None:
         """The target's thread."""
         assert self._loop is not None
         while jobs := self._batches.get():
-            started = time.monotonic()
+            started, last = time.monotonic(), (list[Job](), list[Outcome]())
             # The loop is closed if the target took longer than a stop waits.
             with contextlib.suppress(RuntimeError):
-                for group in self._answers(jobs):
-                    self._loop.call_soon_threadsafe(self._finish, *group)
-                self._loop.call_soon_threadsafe(self._computed, len(jobs), time.monotonic() - started)
+                for group, outcomes, seconds in self._answers(jobs):
+                    if last[0]:
+                        self._loop.call_soon_threadsafe(self._finish, *last)
+                    self._loop.call_soon_threadsafe(self.queue.charge, group, seconds)
+                    last = group, outcomes
+                self._loop.call_soon_threadsafe(self._computed, len(jobs), time.monotonic() - started, last)
 
-    def _computed(self, size: int, seconds: float) -> None:
-        if size:
-            self.times[size].append(seconds)
-        self._busy = len(self.queue) > 0
-        if self._busy and self._loop is not None:
-            # Before the next batch connections are read, whose robots have their replies by now.
-            self._loop.call_soon(self._next)
+    def _computed(self, size: int, seconds: float, last: tuple[list[Job], list[Outcome]]) -> None:
+        self.times[size].append(seconds)
+        if len(self.queue) >= self.max_batch:
+            # A full batch need not wait until the replies are sent, as one does that may still grow.
+            self._next()
+            self._finish(*last)
+        else:
+            self._finish(*last)
+            self._rest()
 
-    def _finish(self, jobs: list[Job], outcomes: Sequence[Outcome], seconds: float = 0.0) -> None:
-        """Hands out the outcomes of a group of requests that took so long."""
-        if seconds:
-            self.queue.charge(jobs, seconds)
+    def _finish(self, jobs: list[Job], outcomes: Sequence[Outcome]) -> None:
         for job, outcome in zip(jobs, outcomes, strict=True):
             self.jobs.discard(job)
             if job.wanted:
                 job.asker.finish(job, outcome)
 
-    def _answers(self, jobs: list[Job]) -> Iterator[tuple[list[Job], Sequence[Outcome], float]]:
+    def _answers(self, jobs: list[Job]) -> Iterator[tuple[list[Job], list[Outcome], float]]:
         """The outcomes of a batch in groups of one inference each, the shortest first, and their times [s]."""
         started, groups = time.monotonic(), dict[tuple[float, str], tuple[list[Job], list[Request]]]()
         for kind in {job.ask.kind for job in jobs}:

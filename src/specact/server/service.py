@@ -84,7 +84,8 @@ class Service:
         if session.demand is None:
             return
         present = [other.demand for other in self.sessions if other.demand is not None and other.lane is not None]
-        service, demand = ServiceTime.fit(self.batcher.times), session.demand
+        demand, measured = session.demand, {size: times for size, times in self.batcher.times.items() if times}
+        service = ServiceTime.fit(measured)
         share = missed([*present, demand], service, self.limits.max_batch, np.random.default_rng(len(present)))
         if share > MAX_MISSED:
             raise overloaded(
