@@ -199,10 +199,8 @@ def load_exchange(
     if holds == STAGED:
         return SplitExchange(load_staged(path, compute=compute))
     if holds == "flow":
-        # Whatever drafts for it, the fingerprint is the flow policy's.
         flow = load_flow(path, compute=compute)
-        served = load_flow_pair(flow, compute=compute)
-        return served.composed(policy=flow.policy(steps or 10), fingerprint=flow.fingerprint).exchange
+        return load_flow_pair(flow, compute=compute).composed(policy=flow.policy(steps or 10)).exchange
     if holds is not None and holds != "regression":
         return load_pair(source, compute=compute).exchange
     if kind == "code" and (own := _own_exchange(source)) is not None:

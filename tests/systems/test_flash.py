@@ -21,7 +21,7 @@ from specact.gates.gate import Always, Never
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.processes import serving
-from specact.load import load_pair, load_policy
+from specact.load import load_exchange, load_pair, load_policy
 from specact.observation import ObservationHistory, Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
@@ -41,7 +41,7 @@ from specact.systems.flash import (
 )
 from specact.systems.flow import ROUNDS, load_flash, load_flow_pair
 from specact.types import OffloadTimes, Origin, Proposal, StepRecord
-from specact.wire.exchange import Request
+from specact.wire.exchange import Exchange, Request
 
 LEVELS = np.array([0.05, 0.1, 0.4, 1.0], np.float32)
 
@@ -294,8 +294,11 @@ def asked(pair: Pair[Any], question: RoundRequest) -> dict[str, np.ndarray]:
     return dict(verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), question)))
 
 
-def respond(pair: Pair[Any], arrays: dict[str, np.ndarray]) -> Any:
-    (found,) = served(pair.exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
+def respond(exchange: Exchange[Any], arrays: dict[str, np.ndarray]) -> Any:
+    try:
+        (found,) = served(exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
+    except WireError as error:
+        return error
     return found
 
 
@@ -310,26 +313,59 @@ def test_what_a_gripper_holds_reaches_the_server(pair: Pair[Any]) -> None:
             (found,) = served(gripping.exchange, "verify", [Request(window, here, dict(arrays))])
             own = gripping.target().answer(window, here).round(question)
             assert not isinstance(found, WireError)
-            assert found["how"].tolist() == [own.accepted, own.checked, own.switches]
+            told = [found[name].item() for name in ("accepted", "checked", "switches")]
+            assert told == [own.accepted, own.checked, own.switches]
             lengths.append(own.accepted)
         seen.add(tuple(lengths))
     assert any(closed != opened for closed, opened in seen)
 
 
 def test_a_server_cannot_have_more_accepted_than_is_executed(pair: Pair[Any]) -> None:
-    reply: dict[str, np.ndarray] = {"chunk": np.zeros((16, 2), np.float32), "how": np.array([16, 1, 0], np.int16)}
+    reply = pair.exchange.contract.kinds["verify"].reply.example() | {"accepted": np.array([16], np.int16)}
     outcome = verifying(pair).outcome(reply, OffloadTimes())
     assert len(outcome.actions) == outcome.accepted == pair.execute < 16
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [([1, 1, 10], "no block"), ([3, 1, 10], "0 to 2"), ([0, 1, 0], "1 to 100"), ([0, 1, 101], "1 to 100")],
-)
-def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], how: list[int], said: str) -> None:
-    arrays = asked(pair, RoundRequest(True)) | {"how": np.array(how, np.int16)}
-    found = respond(pair.composed(block=None), arrays)
-    assert isinstance(found, WireError) and said in str(found)
+@pytest.mark.parametrize(("name", "number", "said"), [("checks", 1, "no block"), ("checks", 3, "0 to 2")])
+def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], name: str, number: int, said: str) -> None:
+    arrays = asked(pair, RoundRequest(True))
+    arrays[name][:] = number
+    found = respond(pair.composed(block=None).exchange, arrays)
+    assert isinstance(found, WireError) and found.code == "bad_message" and said in str(found)
+
+
+@pytest.mark.parametrize("served_steps", [None, 3])
+def test_no_request_has_more_steps_than_the_served_policy(pair: Pair[Any], served_steps: int | None) -> None:
+    exchange, most = load_exchange(BUNDLE, steps=served_steps), served_steps or 10
+    assert exchange.contract.stated["steps"] == most
+    for full in (True, False):
+        for steps in (0, 1, most, most + 1, 100):
+            found = respond(exchange, asked(pair, RoundRequest(full, steps=steps)))
+            if 1 <= steps <= most:
+                assert not isinstance(found, WireError)
+            else:
+                assert found.code == "bad_message" and "steps" in str(found) and f"1 to {most}" in str(found)
+
+
+def test_rounds_of_a_batch_are_those_alone_and_cheap_ones_can_go_first(pair: Pair[Any]) -> None:
+    """Full rounds of 1, 2 and 10 steps, and checks that pass and fail, side by side."""
+    exchange: Any = pair.exchange
+    questions = [RoundRequest(True, steps=steps) for steps in (10, 1, 2, 10, 1)]
+    questions += [RoundRequest(False, check=Check((0.05,), within), steps=2) for within in (100.0, 0.0)]
+    requests = [
+        Request(window, StepAddress(0, row, 0, 0), asked(pair, questions[row % len(questions)]))
+        for row, window in enumerate(SEEN[: 3 * len(questions)])
+    ]
+    together = served(exchange, "verify", requests)
+    for request, found in zip(requests, together, strict=True):
+        (alone,) = served(exchange, "verify", [request])
+        assert not isinstance(found, WireError) and not isinstance(alone, WireError)
+        for name, values in alone.items():
+            np.testing.assert_allclose(found[name] + 0.0, values + 0.0, atol=1e-3)
+    work = [exchange.work("verify", request) for request in requests]
+    steps = [question.steps + (not question.full) for question in questions] * 3
+    assert np.argsort(work, kind="stable").tolist() == np.argsort(steps, kind="stable").tolist()
+    assert len(set(work)) == 4 and max(work) == exchange.work("infer", requests[0])
 
 
 def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> None:
@@ -341,9 +377,9 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> Non
         arrays["drafted"] = (10.0 ** rng.uniform(-3, 38) * rng.standard_normal((16, 2))).astype(np.float32)
         arrays["levels"] = rng.uniform(0.0, 1.0, 4).astype(np.float32) * (rng.random(4) < 0.6)
         arrays["within"] = (10.0 ** rng.uniform(-3, 38, 1)).astype(np.float32)
-        arrays["held"] = rng.integers(-1, 2, 2).astype(np.int16)
-        arrays["how"] = rng.integers(0, [4, 3, 4]).astype(np.int16)
-        found = respond(pair, arrays)
+        arrays["held"], arrays["known"] = rng.random(2) < 0.5, rng.random(1) < 0.5
+        arrays["checks"][:], arrays["steps"][:], arrays["guarded"][:] = rng.integers(0, [4, 4, 2])
+        found = respond(pair.exchange, arrays)
         if not isinstance(found, WireError):
             answered += 1
     assert answered > 30

@@ -38,7 +38,7 @@ from specact.families.chunks.policy import ChunkExchange, resized
 from specact.observation import Window
 from specact.pair import Answer, Follower, Target, TargetVerifier
 from specact.records import Count, NotNegative, PositiveShare, Record, WholeNumber, check_fields
-from specact.rng import Role, StepAddress, StepStreams
+from specact.rng import Role, StepAddress, StepStreams, streams
 from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, StepRecord, value
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
@@ -401,33 +401,41 @@ class FlashDrafter(Follower):
         return resized(self._chunk[min(self._played, len(self._chunk) - 1) :], spec.chunk)
 
 
-# Maximum of noise levels and of Euler steps of one request.
-MAX_LEVELS, MAX_STEPS = 4, 100
-# Kinds of a request; the numbers are part of the wire format, as is the mark of a gripper of unknown state.
+# Maximum of noise levels of one request.
+MAX_LEVELS = 4
+# What a request checks; the numbers are part of the wire format.
 _FULL, _TARGET_DRAFTS, _DRAFTED = 0, 1, 2
-_UNKNOWN = -1
 
 
 class FlashExchange(ChunkExchange):
     """See :class:`~specact.wire.exchange.VerifyingExchange`; the check is the server's, which keeps no state.
 
-    Rounds are computed one after the other; full ones take several times as long as checks.
+    A request may ask for as many Euler steps as the served policy has, and no more.
     """
 
     steady = False
 
     def __init__(self, parts: FlowParts) -> None:
-        spec = parts.policy.spec
+        spec, flag = parts.policy.spec, ArraySpec((1,), np.bool_)
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
         request = {
             "drafted": chunk,
             "levels": ArraySpec((MAX_LEVELS,), np.float32, 0.0, 1.0),
             "within": ArraySpec((1,), np.float32, 0.0),
-            "held": ArraySpec((spec.actions,), np.int16, _UNKNOWN, 1),
-            "how": ArraySpec((3,), np.int16, 0, np.iinfo(np.int16).max),
+            "steps": ArraySpec((1,), np.int16, 1, parts.policy.steps),
+            "checks": ArraySpec((1,), np.uint8, 0, _DRAFTED),
+            "held": ArraySpec((spec.actions,), np.bool_),
+            "known": flag,
+            "guarded": flag,
         }
-        verify = Kind(Layout(request), Layout({"chunk": chunk, "how": ArraySpec((3,), np.int16, 0, spec.chunk)}))
-        super().__init__(spec, parts.name, parts.fingerprint, lambda: parts.policy, parts.units, verify)
+        accepted = ArraySpec((1,), np.int16, 0, spec.chunk)
+        verify = Kind(
+            Layout(request), Layout({"chunk": chunk, "accepted": accepted, "checked": flag, "switches": flag})
+        )
+        super().__init__(
+            spec, parts.name, parts.target_fingerprint, lambda: parts.policy, parts.units, verify,
+            steps=parts.policy.steps,
+        )  # fmt: skip
         self._parts, self._spec = parts, spec
 
     def request(self, proposal: Proposal) -> Arrays:
@@ -439,44 +447,65 @@ class FlashExchange(ChunkExchange):
                 "rounds, or a target in this process"
             )
         levels[: len(given.check.levels)] = given.check.levels
-        held = np.full(spec.actions, _UNKNOWN, np.int16)
+        held = np.zeros(spec.actions, np.bool_)
         if given.held is not None:
             held[: len(given.held)] = given.held
-        kind = _FULL if given.full else _TARGET_DRAFTS if given.drafted is None else _DRAFTED
+        checks = _FULL if given.full else _TARGET_DRAFTS if given.drafted is None else _DRAFTED
         return {
             "drafted": np.zeros((spec.chunk, spec.actions), np.float32) if given.drafted is None else given.drafted,
             "levels": levels,
             "within": np.array([given.check.within], np.float32),
             "held": held,
-            "how": np.array([kind, given.check.guarded, given.steps], np.int16),
+            "known": np.array([given.held is not None]),
+            "steps": np.array([given.steps], np.int16),
+            "checks": np.array([checks], np.uint8),
+            "guarded": np.array([given.check.guarded]),
         }
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
-        accepted, checked, switches = arrays["how"].tolist()
+        accepted, checked, switches = (arrays[name][0].item() for name in ("accepted", "checked", "switches"))
         accepted = min(accepted, self._parts.settings.execute)
-        return Round(arrays["chunk"], accepted, bool(checked), bool(switches)).outcome(self._parts, times)
+        return Round(arrays["chunk"], accepted, checked, switches).outcome(self._parts, times)
+
+    def work(self, kind: str, request: Request) -> float:
+        """The most passes of the expert that a request needs, relative to an inference's."""
+        if kind != "verify":
+            return 1.0
+        steps, checks = (request.arrays[name][0].item() for name in ("steps", "checks"))
+        return float((steps + (checks != _FULL)) / self._parts.policy.steps)
 
     def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        return [self._round(request) for request in requests]
+        """Full rounds of one number of steps are one batch; checks, most of which are one pass, are made one by one."""
+        replies, full = dict[int, Arrays | WireError](), dict[int, list[int]]()
+        for row, request in enumerate(requests):
+            if request.arrays["checks"][0] == _FULL:
+                full.setdefault(request.arrays["steps"][0].item(), []).append(row)
+            else:
+                replies[row] = self._checked(request)
+        for steps, rows in full.items():
+            rngs = streams(Role.VERIFY, (requests[row].address for row in rows))
+            chunks = self._parts.policy.infer_batch([requests[row].window for row in rows], rngs, steps)
+            replies |= {row: _reply(Round(chunk, 0, False, False)) for row, chunk in zip(rows, chunks, strict=True)}
+        return [replies[row] for row in range(len(requests))]
 
     @cached_property
     def _rounds(self) -> FlashTarget:
         return self._parts.target()
 
-    def _round(self, request: Request) -> Arrays | WireError:
+    def _checked(self, request: Request) -> Arrays | WireError:
         arrays, target = request.arrays, self._rounds
-        kind, guarded, steps = arrays["how"].tolist()
-        if kind > _DRAFTED or not 1 <= steps <= MAX_STEPS:
-            return bad(f"how must name a kind of 0 to {_DRAFTED} and 1 to {MAX_STEPS} steps, got {kind} and {steps}")
-        if kind == _TARGET_DRAFTS and target.block is None:
+        drafted = arrays["drafted"] if arrays["checks"][0] == _DRAFTED else None
+        if drafted is None and target.block is None:
             return bad("this server's target has no block that drafts; start it with a bundle that has one")
         levels = tuple(arrays["levels"][arrays["levels"] > 0.0].tolist())
-        held = arrays["held"][: len(target.settings.grippers)]
-        try:
-            check = Check(levels or (1.0,), float(arrays["within"][0]), bool(guarded))
-        except ConfigError as error:
-            return bad(str(error))
-        drafted, closed = arrays["drafted"] if kind == _DRAFTED else None, held.astype(bool)
-        asked = RoundRequest(kind == _FULL, drafted, check, steps, None if (held == _UNKNOWN).any() else closed)
-        done = target.answer(request.window, request.address).round(asked)
-        return {"chunk": done.chunk, "how": np.array([done.accepted, done.checked, done.switches], np.int16)}
+        within, guarded, steps, known = (arrays[name][0].item() for name in ("within", "guarded", "steps", "known"))
+        held = arrays["held"][: len(target.settings.grippers)] if known else None
+        wanted = RoundRequest(False, drafted, Check(levels or (1.0,), within, guarded), steps, held)
+        return _reply(target.answer(request.window, request.address).round(wanted))
+
+
+def _reply(done: Round) -> Arrays:
+    return {
+        "chunk": done.chunk, "accepted": np.array([done.accepted], np.int16), "checked": np.array([done.checked]),
+        "switches": np.array([done.switches]),
+    }  # fmt: skip

@@ -16,7 +16,7 @@ from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.flow import FlowBundle, FlowPolicy, FlowUnits
 from specact.families.chunks.pair import joint_observation
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, units_of
-from specact.families.chunks.sources import LoadedPolicy
+from specact.families.chunks.sources import LoadedPolicy, check_made_for
 from specact.pair import Pair, PairIdentity, PairSource
 from specact.records import Record, read_record
 from specact.systems.flash import (
@@ -67,6 +67,7 @@ class FlowParts(PairIdentity):
         block: drafts from the target encoder's tokens, or None.
         refresh: recomputes a part of the target's prefix, or None.
         draft: a policy on the device, or None.
+        target_fingerprint: of the target alone.
     """
 
     policy: FlowPolicy
@@ -75,6 +76,7 @@ class FlowParts(PairIdentity):
     block: Block | None = None
     refresh: RefreshBundle | None = None
     draft: ChunkPolicy | None = None
+    target_fingerprint: str = ""
 
     @cached_property
     def units(self) -> ActionUnits:
@@ -134,8 +136,8 @@ def _flow_pair(
     fingerprint = joint_fingerprint(*prints) if len(prints) > 1 else target.fingerprint
     return FlowParts(
         target.name, policy, settings, rounds, None if made is None else made.block, refresh,
-        None if draft is None else draft.policy, env=target.env, fingerprint=fingerprint, path=path,
-        source=source or PairSource(str(path)),
+        None if draft is None else draft.policy, target.fingerprint, env=target.env, fingerprint=fingerprint,
+        path=path, source=source or PairSource(str(path)),
     ).pair()  # fmt: skip
 
 
@@ -183,12 +185,8 @@ def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compu
     """
     policy, bundle = flow_of(target), open_bundle(name_or_path, "flash", MadeFor, FLASH_PARTS)
     path, settings, spec = bundle.path, bundle.spec.settings, policy.spec
-    if bundle.spec.target != target.fingerprint:
-        raise BundleError(
-            f"the block in {path} was made for the target {bundle.spec.target}, but {target.name} is "
-            f"{target.fingerprint}; take that target, or train a block for this one with specact train and a recipe "
-            'of kind = "flash"'
-        )
+    repair = 'take that target, or train a block for this one with specact train and a recipe of kind = "flash"'
+    check_made_for(bundle, target, repair)
     if settings.execute > spec.chunk or any(dimension >= spec.actions for dimension in settings.grippers):
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
     block = Block(bundle.files["block"], (spec.chunk, spec.actions), compute=compute)

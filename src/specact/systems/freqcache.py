@@ -32,6 +32,7 @@ from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.network import CPU, Compute, Network
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import Array, FlowBundle, FlowNetworks
+from specact.families.chunks.sources import check_made_for
 from specact.observation import Window
 from specact.pair import Answer, Target
 from specact.records import NotNegative, Share, check_fields
@@ -212,10 +213,7 @@ def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> R
     """The refresh of a target's prefix; BundleError if a part is missing or damaged, or was made for another target."""
     repair = "make it again with specact export --refresh"
     bundle = open_bundle(path, "freqcache", RefreshSpec, REFRESH_PARTS)
-    if bundle.spec.target != target.fingerprint:
-        raise BundleError(
-            f"{path} was made for the target {bundle.spec.target}, but {target.name} is {target.fingerprint}; {repair}"
-        )
+    check_made_for(bundle, target, repair)
     whole = (1, *target.networks.cache([target.spec.observation.zeros()]).shape[1:])
     fields, tokens = target.spec.observation.fields, whole[4]
     for name, patches in bundle.spec.cameras.items():

@@ -28,7 +28,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from specact.errors import ConfigError, RemoteError, WireError
+from specact.errors import ConfigError, RemoteError
 from specact.observation import Window
 from specact.pair import Answer, Pair, Pending
 from specact.remote.client import Client
@@ -262,10 +262,7 @@ class SplitTarget(Generic[A]):
         started = time.monotonic()
         if cut:
             self.past.append((crossed, times.network))
-        try:
-            answer = self._read(self._outputs(window, cut, arrays), window, address)
-        except WireError:
-            return Miss("invalid", times)
+        answer = self._read(self._outputs(window, cut, arrays), window, address)
         self.device_s = time.monotonic() - started
         return Answer(answer, OffloadTimes(times.encode, times.network, times.queue, times.target + self.device_s))
 

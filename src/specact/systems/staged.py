@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import Kind, Manifest, joint_fingerprint, read_manifest
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
-from specact.errors import BundleError, ConfigError, WireError
+from specact.errors import BundleError, ConfigError
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import distributions
 from specact.observation import ObservationSpec, Window
@@ -25,7 +25,6 @@ from specact.rng import StepAddress
 from specact.systems.flow import FlowParts
 from specact.wire import exchange as wire
 from specact.wire.arrays import Arrays, ArraySpec, Layout
-from specact.wire.messages import bad
 
 A = TypeVar("A")
 Array = NDArray[Any]
@@ -77,7 +76,8 @@ class SplitSpec(Record, frozen=True):
         if cut == self.stages:
             return Layout({name: ArraySpec((math.prod(shape),), np.float32) for name, shape in self.outputs.items()})
         activation = {"activation": ArraySpec((math.prod(self.activations[cut - 1]),), np.dtype(precision).type)}
-        return Layout(activation | ({"range": ArraySpec((2,), np.float32)} if precision == "uint8" else {}))
+        levels = {"low": ArraySpec((1,), np.float32), "span": ArraySpec((1,), np.float32, 0.0)}
+        return Layout(activation | (levels if precision == "uint8" else {}))
 
     def read_outputs(self, arrays: Arrays) -> list[Array]:
         """The outputs of the whole network, ``[1, ...]`` each, from the reply at cut N."""
@@ -199,44 +199,27 @@ def split_contract(spec: SplitSpec, fingerprint: str) -> wire.Contract:
     return wire.Contract("split", agreed, spec.observation, kinds)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def pack(activation: NDArray[np.float32], precision: Precision) -> Arrays:
     """One row of an activation as the arrays of a reply.
 
     ``float16`` rounds each number to 11 bits: its relative error is at most ``2**-11`` (below 6e-5 its absolute error
-    is at most 3e-8). ``uint8`` has 256 levels from the smallest to the largest number of the tensor, its ``range``: its
-    error is at most 1/510 of that range. ``float32`` is exact.
-
-    Raises:
-        WireError: ``bad_message`` for numbers that are not finite, or beyond float16.
+    is at most 3e-8). ``uint8`` has 256 levels from the smallest number of the tensor, ``low``, over its ``span``: its
+    error is at most 1/510 of that. ``float32`` is exact. The server refuses what is not finite then.
     """
     flat = activation.reshape(-1)
-    if np.count_nonzero(np.isfinite(flat)) < flat.size:
-        raise bad("the target has no finite activation for this observation")
-    if precision == "float32":
-        return {"activation": flat}
-    if precision == "float16":
-        with np.errstate(over="ignore"):
-            halved = flat.astype(np.float16)
-        if np.count_nonzero(np.isfinite(halved)) < flat.size:
-            raise bad("this activation is beyond float16; ask for float32")
-        return {"activation": halved}
-    low, high = float(flat.min()), float(flat.max())
-    level = np.rint((flat.astype(np.float64) - low) * (255.0 / (high - low))) if high > low else np.zeros(flat.shape)
-    return {"activation": level.astype(np.uint8), "range": np.array([low, high], np.float32)}
+    if precision != "uint8":
+        return {"activation": flat.astype(precision, copy=False)}
+    low, span = flat.min(keepdims=True), np.ptp(flat, keepdims=True)
+    level = np.rint((flat.astype(np.float64) - low) * 255.0 / span) if span > 0.0 else np.zeros(flat.shape)
+    return {"activation": level.astype(np.uint8), "low": low, "span": span}
 
 
 def unpack(arrays: Arrays, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The activation of a reply, ``[1, *shape]``.
-
-    Raises:
-        WireError: ``bad_message`` for a range whose low end is above its high end.
-    """
+    """The activation of a reply, ``[1, *shape]``."""
     numbers = arrays["activation"]
-    if "range" in arrays:
-        low, high = arrays["range"].astype(np.float64)
-        if not low <= high:
-            raise bad("the range of an activation must not go down")
-        numbers = low + numbers.astype(np.float64) * ((high - low) / 255.0)
+    if "span" in arrays:
+        numbers = arrays["low"] + numbers.astype(np.float64) * arrays["span"] / 255.0
     return numbers.astype(np.float32).reshape(1, *shape)
 
 
@@ -251,21 +234,13 @@ class SplitExchange:
         self.contract = split_contract(folder.spec, folder.fingerprint)
         self.read = folder.spec.read_outputs
 
-    def answer(self, kind: str, requests: Sequence[wire.Request]) -> list[Arrays | WireError]:
+    def answer(self, kind: str, requests: Sequence[wire.Request]) -> list[Arrays]:
         spec, windows = self._folder.spec, [request.window for request in requests]
         cut, precision = _cuts(spec)[kind]
         if cut < spec.stages:
-            return [_packed(activation, precision) for activation in self._folder.begin(windows, cut)]
+            return [pack(activation, precision) for activation in self._folder.begin(windows, cut)]
         rows = zip(*self._folder.run(windows), strict=True)
         return [{name: array.reshape(-1) for name, array in zip(spec.outputs, row, strict=True)} for row in rows]
-
-
-def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | WireError:
-    # Extreme observations can overflow; only that request of the batch fails.
-    try:
-        return pack(activation, precision)
-    except WireError as error:
-        return error
 
 
 def reader_of(pair: Pair[Any], folder: StagedFolder) -> Reader[Any]:

@@ -14,7 +14,7 @@ from specact.bundle.manifest import joint_fingerprint
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy
+from specact.families.chunks.sources import LoadedPolicy, check_made_for
 from specact.families.tokens.pair import GREEDY, Decoding, TokenParts
 from specact.families.tokens.policy import BINS, Prefilled, TokenBundle
 from specact.families.tokens.speculative import Bigram, TreeDrafter, relaxed
@@ -136,12 +136,8 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
     """
     bundle = open_bundle(name_or_path, "drafters", DraftedFor, DRAFTER_PARTS)
     made_for, path, settings = bundle.spec, bundle.path, bundle.spec.settings
-    if made_for.target != target.fingerprint:
-        raise BundleError(
-            f"the drafters in {path} learned from the target {made_for.target}, but {target.name} is "
-            f"{target.fingerprint}; take that target, or train drafters for this one with specact train and a recipe "
-            'of kind = "drafters"'
-        )
+    repair = 'take that target, or train drafters for this one with specact train and a recipe of kind = "drafters"'
+    check_made_for(bundle, target, repair)
     length, width = target.networks.length, target.networks.width
     bigram = bundle.tensors("bigram", {"tokens": (np.uint8, (length - 1, BINS, "most"))})
     entries = bundle.tensors("memory", {"features": (np.float16, ("n", width)), "tokens": (np.uint8, ("n", length))})
@@ -177,6 +173,7 @@ def load_token_pair(
     prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
     policy = bundle.policy(drafters.own if drafters else None)
     return TokenParts(
-        bundle.name, policy, drafters, draft.policy if draft else None, decoding, env=bundle.env,
-        fingerprint=joint_fingerprint(*prints), path=bundle.path, source=source or PairSource(str(bundle.path)),
+        bundle.name, policy, drafters, draft.policy if draft else None, decoding, bundle.fingerprint,
+        env=bundle.env, fingerprint=joint_fingerprint(*prints), path=bundle.path,
+        source=source or PairSource(str(bundle.path)),
     ).pair()  # fmt: skip

@@ -99,9 +99,10 @@ def nonsense(layout: Layout, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Arrays of numbers that are allowed, and make no sense."""
     arrays = {}
     for name, spec in layout.specs.items():
-        low, high = max(spec.low, 0 if spec.dtype is np.uint8 else -255), min(spec.high, 2**15 - 1)
-        if name != "how":
-            high = min(high, 255)
+        least, most = {np.bool_: (0, 1), np.uint8: (0, 255)}.get(
+            spec.dtype, (-255, 2**15 - 1 if name == "total" else 255)
+        )
+        low, high = max(spec.low, least), min(spec.high, most)
         arrays[name] = rng.integers(int(low), int(high) + 1, spec.shape).astype(spec.dtype)
     return arrays
 

@@ -132,7 +132,7 @@ def test_unrolled_is_what_reading_one_token_after_the_other_gives(target: TokenB
 
 
 def test_drafters_of_another_target_are_refused(run: Path, other: TokenBundle) -> None:
-    with pytest.raises(BundleError, match="learned from the target"):
+    with pytest.raises(BundleError, match="made for the target"):
         load_drafters(run / "bundles" / "drafted", other)
     with pytest.raises(BundleError, match="drafters"):
         load_tokens(run / "bundles" / "drafted")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specact.bundle.bundle import Bundle, check_scale, open_bundle
 from specact.bundle.manifest import Words
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.observation import Window
 from specact.records import Count, NotNegative, validated
@@ -151,9 +151,9 @@ class FlowPolicy:
     """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
     The prefix is computed once per inference, the expert once per Euler step. With inpainting the steps are guided
-    towards the last chunk (real-time chunking, Black et al. 2025). An observation that overflows gives NaN in a batch,
-    and an ObservationError alone. Fewer ``steps`` are faster, and a single one gives the mean of the demonstrations;
-    ``spread`` is the standard deviation of the initial noise, and 0 makes the policy deterministic.
+    towards the last chunk (real-time chunking, Black et al. 2025). An observation that overflows gives NaN. Fewer
+    ``steps`` are faster, and a single one gives the mean of the demonstrations; ``spread`` is the standard deviation of
+    the initial noise, and 0 makes the policy deterministic.
     """
 
     inpaints = True
@@ -168,17 +168,14 @@ class FlowPolicy:
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Array:
         if inpainting is None:
-            chunk = self.infer_batch([window], [rng])[0]
-        else:
-            x = self._inpainted(self.noise(rng), self.networks.cache([window]), inpainting)
-            chunk = self.to_environment(x)
-        if not np.isfinite(chunk).all():
-            raise ObservationError("the policy's action is not finite for this observation; check its units and range")
-        return chunk
+            return self.infer_batch([window], [rng])[0]
+        return self.to_environment(self._inpainted(self.noise(rng), self.networks.cache([window]), inpainting))
 
-    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Array]:
+    def infer_batch(
+        self, windows: Sequence[Window], rngs: Sequence[np.random.Generator], steps: int | None = None
+    ) -> list[Array]:
         noise = np.stack([self.noise(rng) for rng in rngs])
-        return list(self.to_environment(self.denoised(noise, self.networks.cache(windows), self.steps)))
+        return list(self.to_environment(self.denoised(noise, self.networks.cache(windows), steps or self.steps)))
 
     def denoised(self, noise: Array, cache: Any, steps: int) -> Array:
         """Chunks ``[B, H, W]`` in the flow's units, from noise ``[B, H, W]`` and the cache of B windows."""

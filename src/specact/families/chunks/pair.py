@@ -62,12 +62,14 @@ class ChunkParts(PairIdentity):
     Attributes:
         units: of the actions, also for distances between actions.
         load_target: loads the target into this process on first use, or None if it is on a server.
+        target_fingerprint: of the target alone; empty if it is unknown.
     """
 
     draft: ChunkPolicy
     units: ActionUnits
     spec: PairSpec
     load_target: Callable[[], ChunkPolicy] | None
+    target_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.spec.target
@@ -96,7 +98,7 @@ class ChunkParts(PairIdentity):
             drafter=lambda: ChunkDrafter(self.draft.infer, seen, self.units),
             target=lambda: ChunkAnswers(self.target),
             verifier=lambda target: ChunkVerifier(target, self.units, spec.execute, spec.accept_within),
-            exchange=ChunkExchange(spec.target, self.name, self.fingerprint, lambda: self.target, self.units),
+            exchange=ChunkExchange(spec.target, self.name, self.target_fingerprint, lambda: self.target, self.units),
         )  # fmt: skip
 
 
@@ -309,8 +311,8 @@ def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute 
     target = named.target or bundle.manifest.sources["target"]
     load_target = None if target is None else lambda: bundle.policy("target", target, load, compute)
     return ChunkParts(
-        bundle.name, draft, bundle.units, bundle.spec, load_target, env=bundle.env, fingerprint=bundle.fingerprint,
-        path=path, source=named,
+        bundle.name, draft, bundle.units, bundle.spec, load_target, bundle.manifest.fingerprints["target"],
+        env=bundle.env, fingerprint=bundle.fingerprint, path=path, source=named,
     ).pair()  # fmt: skip
 
 
@@ -318,7 +320,7 @@ def load_chunk_target(path: Path, load: Load, target: str | None = None, compute
     """Loads the target of a pair's folder, for a server, which needs no draft; see :func:`load_chunk_pair`."""
     bundle = _read(path)
     policy = bundle.policy("target", target, load, compute)
-    return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy, bundle.units)
+    return ChunkExchange(policy.spec, bundle.name, bundle.manifest.fingerprints["target"], lambda: policy, bundle.units)
 
 
 def _read(path: Path) -> PairBundle:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError, ObservationError, SpecactError, WireError
+from specact.errors import BundleError, ConfigError, SpecactError, WireError
 from specact.observation import ObservationSpec, Window
 from specact.records import RateHz, Record, Size, read_record
 from specact.rng import Role, streams
@@ -65,12 +65,6 @@ class Inpainting:
     weights: NDArray[np.float32]
 
 
-def refuse_inpainting(inpainting: Inpainting | None) -> None:
-    """ConfigError for an inpainting, of policies that do not support it."""
-    if inpainting is not None:
-        raise ConfigError("this policy cannot inpaint; choose another execution for it, or a flow policy")
-
-
 class ChunkPolicy(Protocol):
     """A policy that samples a chunk of actions for an observation window.
 
@@ -89,12 +83,25 @@ class ChunkPolicy(Protocol):
         ...
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
-        """A chunk of actions, float32 ``[H, A]``, in the environment's units.
+        """A chunk of actions, float32 ``[H, A]``, in the environment's units; it may be NaN.
 
         Raises:
             ConfigError: if ``inpainting`` is given but not supported, or has the wrong shape.
         """
         ...
+
+
+class BatchPolicy:
+    """Base of policies that do not inpaint and answer a window as a batch of one."""
+
+    inpaints = False
+
+    def infer(
+        self: ChunkPolicy, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
+    ) -> Chunk:
+        if inpainting is not None:
+            raise ConfigError("this policy cannot inpaint; choose another execution for it, or a flow policy")
+        return self.infer_batch([window], [rng])[0]
 
 
 def check_chunks(name: str, spec: ChunkSpec, chunks: Sequence[Chunk], count: int) -> None:
@@ -128,10 +135,12 @@ def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
     return ActionUnits.of_range(*ends)
 
 
-def chunk_contract(spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None) -> Contract:
+def chunk_contract(
+    spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None, **stated: Any
+) -> Contract:
     """What device and server of a chunk policy agree on; a server states the range of the ``units``, if known.
 
-    Where a family's server verifies, ``verify`` is its request of each step.
+    Where a family's server verifies, ``verify`` is its request of each step. It may state more.
     """
     chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
     old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
@@ -140,7 +149,7 @@ def chunk_contract(spec: ChunkSpec, units: ActionUnits | None = None, verify: Ki
         "inpaint": Kind(Layout(old), Layout({"chunk": chunk})),
     }
     limits = {} if units is None else {"low": units.centre - units.scale, "high": units.centre + units.scale}
-    stated = {name: limit.tolist() for name, limit in limits.items()}
+    stated |= {name: limit.tolist() for name, limit in limits.items()}
     contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated)
     return contract if verify is None else replace(contract, kinds=kinds | {"verify": verify}, step_kind="verify")
 
@@ -152,17 +161,17 @@ class ChunkExchange:
     do not know them can use it all the same.
 
     Args:
-        spec, units, verifies: see :func:`chunk_contract`.
+        spec, units, verifies, stated: see :func:`chunk_contract`.
         name, fingerprint: of the target.
         target: makes the target; called on a server only.
     """
 
     def __init__(
         self, spec: ChunkSpec, name: str, fingerprint: str, target: Callable[[], ChunkPolicy],
-        units: ActionUnits | None = None, verifies: Kind | None = None,
+        units: ActionUnits | None = None, verifies: Kind | None = None, **stated: Any,
     ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._target = name, fingerprint, target
-        self.contract = chunk_contract(spec, units, verifies)
+        self.contract = chunk_contract(spec, units, verifies, **stated)
 
     @cached_property
     def policy(self) -> ChunkPolicy:
@@ -183,9 +192,7 @@ class ChunkExchange:
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         if kind == "inpaint":
             return [self._inpainted(request, rng) for request, rng in zip(requests, rngs, strict=True)]
-        chunks = self.policy.infer_batch([request.window for request in requests], rngs)
-        check_chunks(self.name, self.policy.spec, chunks, len(requests))
-        return [{"chunk": chunk} for chunk in chunks]
+        return [{"chunk": chunk} for chunk in self.policy.infer_batch([request.window for request in requests], rngs)]
 
     def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """The replies to requests of a family's own kind."""
@@ -194,11 +201,7 @@ class ChunkExchange:
     def _inpainted(self, request: Request, rng: np.random.Generator) -> Arrays | WireError:
         if not self.policy.inpaints:
             return bad("this policy cannot inpaint; choose another execution")
-        inpainting = Inpainting(request.arrays["actions"], request.arrays["weights"])
-        try:
-            return {"chunk": self.policy.infer(request.window, rng, inpainting)}
-        except ObservationError as error:
-            return bad(str(error))
+        return {"chunk": self.policy.infer(request.window, rng, Inpainting(**request.arrays))}
 
 
 def spec_of(stated: Mapping[str, Any]) -> tuple[ChunkSpec, ActionUnits | None]:
@@ -208,11 +211,10 @@ def spec_of(stated: Mapping[str, Any]) -> tuple[ChunkSpec, ActionUnits | None]:
         BundleError: if it is none, or beyond the limits above: a mistaken or hostile one could exhaust the device's
             memory, or stop its robot.
     """
-    values = dict(stated)
-    low, high = values.pop("low", None), values.pop("high", None)
+    values = {name: stated[name] for name in ChunkSpec.__struct_fields__ if name in stated}
     try:
         spec = read_record(values, ChunkSpec, "spec")
-        units = units_of(low, high, spec.actions)
+        units = units_of(stated.get("low"), stated.get("high"), spec.actions)
     except SpecactError as error:
         raise BundleError(f"the server's spec is not one of a chunk policy ({printable(str(error))})") from None
     fields, history = spec.observation.fields.values(), spec.observation.history

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from specact.bundle.bundle import Bundle, open_bundle
-from specact.bundle.manifest import INSTRUCTION, fingerprint_of
+from specact.bundle.manifest import INSTRUCTION, fingerprint_of, joint_fingerprint, read_part
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import (
+    BatchPolicy,
     Chunk,
     ChunkPolicy,
     ChunkSpec,
-    Inpainting,
     check_chunks,
-    refuse_inpainting,
     units_of,
 )
 from specact.imports import is_plugin, load_object, make_object
@@ -53,6 +52,15 @@ class LoadedPolicy:
     units: ActionUnits | None
     fingerprint: str
     env: str = ""
+
+
+def check_made_for(made: Bundle[Any], target: LoadedPolicy | Bundle[Any], repair: str) -> None:
+    """BundleError for a bundle whose spec says that it was made for another target."""
+    if made.spec.target != target.fingerprint:
+        raise BundleError(
+            f"{made.path} was made for the target {made.spec.target}, but {target.name} is {target.fingerprint}; "
+            f"{repair}"
+        )
 
 
 def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "part", "code", "folder"]:
@@ -119,7 +127,7 @@ def third_party(failure: str) -> Iterator[None]:
         raise BundleError(f"{failure}: {type(error).__name__}: {error}") from error
 
 
-class FunctionPolicy:
+class FunctionPolicy(BatchPolicy):
     """A function on batches as a :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
     Args:
@@ -131,18 +139,12 @@ class FunctionPolicy:
         units, fingerprint: the range of its actions, if known, to which they are clipped; and of its weights.
     """
 
-    inpaints = False
-
     def __init__(
         self, spec: ChunkSpec, function: Function, *,
         units: ActionUnits | None = None, fingerprint: str = "", seeded: bool = False,
     ) -> None:  # fmt: skip
         self.spec, self.units, self.fingerprint = spec, units, fingerprint
         self._function, self._seeded = function, seeded
-
-    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
-        refuse_inpainting(inpainting)
-        return self.infer_batch([window], [rng])[0]
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Sequence[Chunk]:
         more: dict[str, Any] = {"rngs": rngs} if self._seeded else {}
@@ -276,7 +278,7 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
     try:
         spec, units = parsed.read()
         file = description.parent / parsed.onnx
-        network, fingerprint = Network(file, compute=compute), fingerprint_of(file)
+        network, fingerprint = Network(file, compute=compute), _fingerprint(file)
     except (SpecactError, ValueError) as error:  # the latter for an invalid path
         raise ConfigError(f"{description}: {error}") from None
     inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
@@ -297,6 +299,14 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
         return network.run(feeds)[given.index(output)]
 
     return FunctionPolicy(spec, run, units=units, fingerprint=fingerprint)
+
+
+def _fingerprint(file: Path) -> str:
+    """Of a graph, and of the files in its folder that it names as the location of weights."""
+    graph, names = read_part(file), sorted(path.name for path in file.parent.iterdir())
+    weights = [name for name in names if b"location\x12%c%b" % (len(name.encode()), name.encode()) in graph]
+    prints = [fingerprint_of(file.with_name(name)) for name in (file.name, *weights)]
+    return joint_fingerprint(*prints) if weights else prints[0]
 
 
 @dataclass(frozen=True)

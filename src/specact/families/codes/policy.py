@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specact.bundle.manifest import Words
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import ConfigError
-from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
+from specact.families.chunks.policy import BatchPolicy, Chunk, ChunkSpec
 from specact.families.codes.sampling import (
     CodeDistribution,
     Drafted,
@@ -237,7 +237,7 @@ def executed_codes(record: StepRecord) -> Codes:
     return codes
 
 
-class CodeChunks:
+class CodeChunks(BatchPolicy):
     """A policy of action codes as a :class:`~specact.families.chunks.policy.ChunkPolicy`: samples codes, decodes them.
 
     Given the generator that a pair's policy draws the codes from, the chunk is the one that it executes.
@@ -248,7 +248,6 @@ class CodeChunks:
         observation: spec of this policy.
     """
 
-    inpaints = False
     steady = True
 
     def __init__(
@@ -256,10 +255,6 @@ class CodeChunks:
     ) -> None:
         self._policy, self._tokenizer = policy, tokenizer
         self.spec = ChunkSpec(observation, spec.chunk, spec.actions, spec.rate_hz)
-
-    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
-        refuse_inpainting(inpainting)
-        return self.infer_batch([window], [rng])[0]
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
         chunks = []

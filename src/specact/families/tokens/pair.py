@@ -169,12 +169,14 @@ class TokenParts(PairIdentity):
         drafters: a :class:`~specact.systems.tokens.DrafterBundle`, what was fitted to it, or None.
         draft: a policy on the device, or None.
         decoding: of verified steps, with its source of candidates.
+        target_fingerprint: of the target alone.
     """
 
     policy: TokenPolicy
     drafters: Any = None
     draft: ChunkPolicy | None = None
     decoding: Decoding = GREEDY
+    target_fingerprint: str = ""
 
     @property
     def units(self) -> ActionUnits:
@@ -194,5 +196,5 @@ class TokenParts(PairIdentity):
             rate_hz=spec.rate_hz, parts=self,
             drafter=lambda: self.decoding.drafter(self), target=self.target,
             verifier=lambda target: TokenVerifier(target, self.units),
-            exchange=TokenExchange(self.policy, self.units, self.name, self.fingerprint),
+            exchange=TokenExchange(self.policy, self.units, self.name, self.target_fingerprint),
         )  # fmt: skip

@@ -18,9 +18,9 @@ import numpy as np
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import Words
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs, Shapes
-from specact.errors import BundleError, ObservationError
+from specact.errors import BundleError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
-from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
+from specact.families.chunks.policy import BatchPolicy, Chunk, ChunkSpec
 from specact.families.tokens.speculative import (
     NOTHING,
     UNTESTED,
@@ -245,7 +245,7 @@ class Prefilled:
         return Speculation(drafters or [NOTHING], rule, request.tail)
 
 
-class TokenPolicy:
+class TokenPolicy(BatchPolicy):
     """A :class:`~specact.families.chunks.policy.ChunkPolicy` of the parts of one bundle, and the target of a pair.
 
     A chunk is one token for every dimension of every action, in that order. Each is the most likely one given the
@@ -253,20 +253,12 @@ class TokenPolicy:
     target of a pair, what it is asked for. ``drafters`` are its own, by their names in :data:`OWN_DRAFTERS`.
     """
 
-    inpaints = False
     steady = True
 
     def __init__(
         self, networks: TokenNetworks, units: FlowUnits, spec: ChunkSpec, drafters: Mapping[str, TreeDrafter]
     ) -> None:
         self.networks, self.units, self.spec, self.drafters = networks, units, spec, drafters
-
-    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
-        refuse_inpainting(inpainting)
-        chunk = self.infer_batch([window], [rng])[0]
-        if not np.isfinite(chunk).all():
-            raise ObservationError("the policy's action is not finite for this observation; check its units and range")
-        return chunk
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
         return [self.chunk(decoded) for decoded in self.decode(windows)]

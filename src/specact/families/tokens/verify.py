@@ -73,8 +73,8 @@ class TokenExchange(ChunkExchange):
         tail = np.full(len(rule.each), _NONE) if asked.tail is None else asked.tail
         return {
             "candidates": candidates, "tail": tail.astype(np.int16), "each": rule.each.astype(np.int16),
-            "groups": rule.groups.astype(np.int16),
-            "how": np.array([rule.total, OWN_DRAFTERS.index(asked.then), asked.combined], np.int16),
+            "groups": rule.groups.astype(np.int16), "total": np.array([rule.total], np.int16),
+            "then": np.array([OWN_DRAFTERS.index(asked.then)], np.uint8), "combined": np.array([asked.combined]),
         }  # fmt: skip
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
@@ -99,9 +99,7 @@ class TokenExchange(ChunkExchange):
 
     def _question(self, request: Request) -> DecodingRequest | WireError:
         arrays = request.arrays
-        total, own, combined = arrays["how"].tolist()
-        if own >= len(OWN_DRAFTERS):
-            return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {own}")
+        total, own, combined = (arrays[name][0].item() for name in ("total", "then", "combined"))
         then, tail = OWN_DRAFTERS[own], arrays["tail"].astype(np.int64)
         if then != "none" and then not in self._tokens.drafters:
             return bad(f"this server's target has no drafter {then!r}; start it with a bundle that has one")
@@ -113,7 +111,7 @@ class TokenExchange(ChunkExchange):
         # with nothing else proposes nothing.
         proposed = np.logical_and.accumulate(rows >= 0, axis=1)
         candidates = np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
-        return DecodingRequest(candidates, then, rule, bool(combined), tail if (tail >= 0).all() else None)
+        return DecodingRequest(candidates, then, rule, combined, tail if (tail >= 0).all() else None)
 
 
 def _answer(decoded: Decoded) -> Arrays | WireError:
@@ -136,7 +134,9 @@ def _verification(policy: TokenPolicy) -> Kind:
         "tail": token,
         "each": ArraySpec((length,), np.int16, 0, BINS - 1),
         "groups": ArraySpec((length,), np.int16, 0, length - 1),
-        "how": ArraySpec((3,), np.int16, 0, UNLIMITED),
+        "total": ArraySpec((1,), np.int16, 0, UNLIMITED),
+        "then": ArraySpec((1,), np.uint8, 0, len(OWN_DRAFTERS) - 1),
+        "combined": ArraySpec((1,), np.bool_),
     }
     reply = {
         "tokens": ArraySpec((length,), np.uint8),
