@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from tests.families.test_bundles import rewrite
 
 import specact
 from specact.bundle.bundle import copy_bundle, find_bundle
@@ -20,7 +18,6 @@ from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.sources import Inputs, try_out
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange, load_pair, load_policy, make_pair
-from specact.systems.flow import load_block_pair
 
 
 @specact.chunk_policy(
@@ -71,19 +68,6 @@ def test_server_and_device_know_the_same_and_a_draft_changes_nothing(name: str, 
         assert drafted.exchange.fingerprint == expected and drafted.fingerprint != load_pair(name).fingerprint
 
 
-def test_a_block_knows_the_target_that_its_server_has(tmp_path: Path) -> None:
-    """Also where the target is not here."""
-    target, block = load_policy("pusht-flow"), find_bundle("pusht-flow") / "flash"
-    bounds = {"low": target.policy.units.low.tolist(), "high": target.policy.units.high.tolist()}  # type: ignore[attr-defined]
-    shutil.copytree(block, tmp_path / "block")
-    values = json.loads((block / MANIFEST).read_text())
-    described = values | {"target": {"spec": target.policy.spec.describe(), **bounds}}
-    (tmp_path / "block" / MANIFEST).write_text(json.dumps(described))
-    served = load_exchange(str(tmp_path / "block"), target="pusht-flow")
-    assert served.fingerprint == load_exchange("pusht-flow").fingerprint == target.fingerprint
-    assert load_block_pair(tmp_path / "block", None).exchange.fingerprint == target.fingerprint
-
-
 def test_a_pair_of_chunk_policies_knows_its_target_whoever_serves_it(tmp_path: Path) -> None:
     described = graph(tmp_path / "own", 0.5)
     sources = [("ball#draft", "ball#target"), ("pusht-flow", "pusht-flow"), (described, described)]
@@ -111,18 +95,6 @@ def test_an_onnx_file_is_known_by_its_weights_wherever_they_are(tmp_path: Path) 
             assert load_exchange(source).fingerprint == first
             prints.add(first)
     assert "" not in prints and len(prints) == 6
-
-
-@pytest.mark.parametrize("name", ["ball-chase-flow", "metaworld-draft", "relocate-tokens"])
-def test_another_weight_is_another_target(name: str, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(find_bundle(name), tmp_path / name, ignore=shutil.ignore_patterns("flash", "drafters")))
-    assert load_exchange(str(copy)).fingerprint == load_exchange(name).fingerprint
-    file = sorted(copy.glob("*.onnx"))[0]
-    model = onnx.load(file)
-    model.doc_string += "x"
-    onnx.save(model, file)
-    rewrite(copy)
-    assert load_exchange(str(copy)).fingerprint != load_exchange(name).fingerprint
 
 
 def test_stages_of_another_network_are_another_target(tmp_path: Path) -> None:
