@@ -21,7 +21,6 @@ from specact.execution.player import LateVerdicts
 from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.policy import DecodingRequest, TokenBundle, load_tokens, to_actions, to_tokens
 from specact.families.tokens.speculative import TAIL, Bigram, relaxed
-from specact.families.tokens.verify import TokenExchange
 from specact.gates.gate import Never, Random
 from specact.load import load_pair
 from specact.observation import Window
@@ -142,10 +141,10 @@ def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone
 
 
 @pytest.fixture(scope="module")
-def exchange(wild: TokenBundle, pair: Pair[Any]) -> TokenExchange:
+def exchange(wild: TokenBundle, pair: Pair[Any]) -> Any:
     """Of a target with one drafter of its own."""
     own = {"bigram": Bigram(np.random.default_rng(0).integers(0, 256, (5, 256)))}
-    return TokenExchange(wild.policy(own), pair.units, "", "")
+    return pair.composed(policy=wild.policy(own)).exchange
 
 
 def asked(pair: Pair[Any], window: Window = SEEN[0], step: int = 0, **changes: Any) -> Request:
@@ -161,9 +160,7 @@ def answer_to(exchange: Any, request: Request) -> dict[str, np.ndarray]:
     return dict(found)
 
 
-def test_requests_of_a_batch_are_answered_as_alone(
-    pair: Pair[Any], exchange: TokenExchange, greedy: np.ndarray
-) -> None:
+def test_requests_of_a_batch_are_answered_as_alone(pair: Pair[Any], exchange: Any, greedy: np.ndarray) -> None:
     """Requests to verify, refused ones and one without a finite answer, side by side."""
     requests = []
     for row, window in enumerate(SEEN[:24]):
@@ -187,9 +184,7 @@ def test_requests_of_a_batch_are_answered_as_alone(
     assert isinstance(found[0], WireError) and not isinstance(found[1], WireError)
 
 
-def test_the_server_reads_candidates_up_to_their_end(
-    pair: Pair[Any], exchange: TokenExchange, greedy: np.ndarray
-) -> None:
+def test_the_server_reads_candidates_up_to_their_end(pair: Pair[Any], exchange: Any, greedy: np.ndarray) -> None:
     """The beginning of the target's own chunk is accepted whole, whatever a peer puts behind its end."""
     for count in range(2, 6):
         begun = np.where(np.arange(6) < count, greedy[0], -1)

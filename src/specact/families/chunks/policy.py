@@ -104,20 +104,6 @@ class BatchPolicy:
         return self.infer_batch([window], [rng])[0]
 
 
-def check_chunks(name: str, spec: ChunkSpec, chunks: Sequence[Chunk], count: int) -> None:
-    """Refuses chunks of a third-party policy that do not match its spec.
-
-    Raises:
-        BundleError: for another number of chunks than ``count``, or another shape.
-    """
-    wanted, shapes = (spec.chunk, spec.actions), [np.shape(chunk) for chunk in chunks]
-    if shapes != [wanted] * count:
-        raise BundleError(
-            f"the policy {name} must answer {count} windows with {count} chunks of shape {wanted}, it gave "
-            f"{len(shapes)} of {sorted(set(shapes))}"
-        )
-
-
 def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
     """Units of a range of actions, or None without one; ConfigError if it is none of so many finite numbers."""
     if low is None and high is None:

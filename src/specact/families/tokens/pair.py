@@ -196,5 +196,5 @@ class TokenParts(PairIdentity):
             rate_hz=spec.rate_hz, parts=self,
             drafter=lambda: self.decoding.drafter(self), target=self.target,
             verifier=lambda target: TokenVerifier(target, self.units),
-            exchange=TokenExchange(self.policy, self.units, self.name, self.target_fingerprint),
+            exchange=TokenExchange(self),
         )  # fmt: skip

@@ -8,6 +8,7 @@ the chunk's first token, 2 bytes per number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from specact.types import ActionUnits, OffloadTimes, Origin, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
 from specact.wire.messages import bad
+
+if TYPE_CHECKING:
+    from specact.families.tokens.pair import TokenParts
 
 # Candidates that a request can hold, and what marks a missing token; part of the wire format.
 MAX_CANDIDATES, _NONE = 8, -1
@@ -54,16 +58,14 @@ def token_outcome(decoded: Decoded, policy: TokenPolicy, units: ActionUnits, tim
 
 
 class TokenExchange(ChunkExchange):
-    """See :class:`~specact.wire.exchange.VerifyingExchange`; verification and its KV cache are on the server.
+    """See :class:`~specact.wire.exchange.VerifyingExchange`; verification and its KV cache are on the server."""
 
-    Args:
-        policy, units: the target, and units of its actions.
-        name, fingerprint: of the target.
-    """
-
-    def __init__(self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str) -> None:
-        super().__init__(policy.spec, name, fingerprint, lambda: policy, units, _verification(policy))
-        self._tokens, self._units = policy, units
+    def __init__(self, parts: TokenParts) -> None:
+        policy = self._tokens = parts.policy
+        self._units = parts.units
+        super().__init__(
+            policy.spec, parts.name, parts.target_fingerprint, lambda: policy, parts.units, _verification(policy)
+        )
 
     def request(self, proposal: Proposal) -> Arrays:
         asked: DecodingRequest = proposal.evidence
