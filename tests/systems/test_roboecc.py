@@ -174,15 +174,15 @@ def test_a_constant_activation_survives_and_what_no_number_can_hold_is_refused(f
     flat = np.ones(folder.spec.activations[0], np.float32)
     for precision in PRECISIONS:
         layout = folder.spec.reply(1, precision)
-        layout.check(layout.pack(pack(flat, precision)))
+        layout.unpack(layout.pack(pack(flat, precision)))
         for wrong in (np.nan, np.inf, 7e4 if precision == "float16" else -np.inf):
             sent = flat.copy()
             sent[-1, ..., -1] = wrong
             with pytest.raises(WireError, match="finite"):
-                layout.check(layout.pack(pack(sent, precision)))
+                layout.unpack(layout.pack(pack(sent, precision)))
     layout = folder.spec.reply(1, "uint8")
     with pytest.raises(WireError, match="span"):
-        layout.check(layout.pack(layout.example() | {"span": np.array([-1.0], np.float32)}))
+        layout.unpack(layout.pack(layout.example() | {"span": np.array([-1.0], np.float32)}))
 
 
 def test_the_server_answers_a_batch_of_a_cut_as_it_answers_each(folder: StagedFolder) -> None:

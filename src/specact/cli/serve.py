@@ -30,7 +30,7 @@ class Serve(Options):
     token_file: Maybe[Path] = None  # file with the bearer token, instead of SPECACT_TOKEN
     address: Flat[Address] = field(default_factory=Address)
     compute: Flat[Compute] = field(default_factory=Compute)
-    steps: Maybe[Count] = None  # Euler steps of a flow policy; 10 if not given
+    steps: Maybe[Count] = None  # Euler steps of a flow policy, the most that robots may ask for; 10 if not given
     config: ConfigFile = None  # file of options; what is typed goes first
     limits: Rare[Limits] = field(default_factory=Limits)
 

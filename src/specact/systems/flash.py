@@ -34,7 +34,7 @@ from specact.bundle.network import CPU, Compute, Network
 from specact.errors import ConfigError, WireError
 from specact.families.chunks.flow import Array, FlowPolicy
 from specact.families.chunks.pair import accepted_length
-from specact.families.chunks.policy import ChunkExchange, resized
+from specact.families.chunks.policy import ChunkExchange, filled, resized
 from specact.observation import Window
 from specact.pair import Answer, Follower, Target, TargetVerifier
 from specact.records import Count, NotNegative, PositiveShare, Record, WholeNumber, check_fields
@@ -419,48 +419,33 @@ class FlashExchange(ChunkExchange):
         spec, flag = parts.policy.spec, ArraySpec((1,), np.bool_)
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
         request = {
-            "drafted": chunk,
-            "levels": ArraySpec((MAX_LEVELS,), np.float32, 0.0, 1.0),
-            "within": ArraySpec((1,), np.float32, 0.0),
-            "steps": ArraySpec((1,), np.int16, 1, parts.policy.steps),
-            "checks": ArraySpec((1,), np.uint8, 0, _DRAFTED),
-            "held": ArraySpec((spec.actions,), np.bool_),
-            "known": flag,
-            "guarded": flag,
-        }
+            "drafted": chunk, "levels": ArraySpec((MAX_LEVELS,), np.float32, 0.0, 1.0),
+            "within": ArraySpec((1,), np.float32, 0.0), "steps": ArraySpec((1,), np.int16, 1, parts.policy.steps),
+            "checks": ArraySpec((1,), np.uint8, 0, _DRAFTED), "held": ArraySpec((spec.actions,), np.bool_),
+            "known": flag, "guarded": flag,
+        }  # fmt: skip
         accepted = ArraySpec((1,), np.int16, 0, spec.chunk)
-        verify = Kind(
-            Layout(request), Layout({"chunk": chunk, "accepted": accepted, "checked": flag, "switches": flag})
-        )
+        reply = {"chunk": chunk, "accepted": accepted, "checked": flag, "switches": flag}
+        verify = self._verify = Kind(Layout(request), Layout(reply))
         super().__init__(
             spec, parts.name, parts.target_fingerprint, lambda: parts.policy, parts.units, verify,
             steps=parts.policy.steps,
         )  # fmt: skip
-        self._parts, self._spec = parts, spec
+        self._parts = parts
 
     def request(self, proposal: Proposal) -> Arrays:
         given: RoundRequest = proposal.evidence
-        spec, levels = self._spec, np.zeros(MAX_LEVELS, np.float32)
-        if self._parts.rounds.local or len(given.check.levels) > MAX_LEVELS:
+        check, drafted, held = given.check, given.drafted, given.held
+        if self._parts.rounds.local or len(check.levels) > MAX_LEVELS:
             raise ConfigError(
                 f"a server keeps no cache of a robot and checks at {MAX_LEVELS} noise levels at most; choose other "
                 "rounds, or a target in this process"
             )
-        levels[: len(given.check.levels)] = given.check.levels
-        held = np.zeros(spec.actions, np.bool_)
-        if given.held is not None:
-            held[: len(given.held)] = given.held
-        checks = _FULL if given.full else _TARGET_DRAFTS if given.drafted is None else _DRAFTED
-        return {
-            "drafted": np.zeros((spec.chunk, spec.actions), np.float32) if given.drafted is None else given.drafted,
-            "levels": levels,
-            "within": np.array([given.check.within], np.float32),
-            "held": held,
-            "known": np.array([given.held is not None]),
-            "steps": np.array([given.steps], np.int16),
-            "checks": np.array([checks], np.uint8),
-            "guarded": np.array([given.check.guarded]),
-        }
+        checks = _FULL if given.full else _TARGET_DRAFTS if drafted is None else _DRAFTED
+        return filled(
+            self._verify.request, drafted=drafted, levels=check.levels, within=check.within, steps=given.steps,
+            checks=checks, held=held, known=held is not None, guarded=check.guarded,
+        )  # fmt: skip
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         accepted, checked, switches = (arrays[name][0].item() for name in ("accepted", "checked", "switches"))
@@ -485,7 +470,7 @@ class FlashExchange(ChunkExchange):
         for steps, rows in full.items():
             rngs = streams(Role.VERIFY, (requests[row].address for row in rows))
             chunks = self._parts.policy.infer_batch([requests[row].window for row in rows], rngs, steps)
-            replies |= {row: _reply(Round(chunk, 0, False, False)) for row, chunk in zip(rows, chunks, strict=True)}
+            replies |= zip(rows, (self._reply(Round(chunk, 0, False, False)) for chunk in chunks), strict=True)
         return [replies[row] for row in range(len(requests))]
 
     @cached_property
@@ -501,11 +486,8 @@ class FlashExchange(ChunkExchange):
         within, guarded, steps, known = (arrays[name][0].item() for name in ("within", "guarded", "steps", "known"))
         held = arrays["held"][: len(target.settings.grippers)] if known else None
         wanted = RoundRequest(False, drafted, Check(levels or (1.0,), within, guarded), steps, held)
-        return _reply(target.answer(request.window, request.address).round(wanted))
+        return self._reply(target.answer(request.window, request.address).round(wanted))
 
-
-def _reply(done: Round) -> Arrays:
-    return {
-        "chunk": done.chunk, "accepted": np.array([done.accepted], np.int16), "checked": np.array([done.checked]),
-        "switches": np.array([done.switches]),
-    }  # fmt: skip
+    def _reply(self, done: Round) -> Arrays:
+        layout = self._verify.reply
+        return filled(layout, chunk=done.chunk, accepted=done.accepted, checked=done.checked, switches=done.switches)

@@ -140,6 +140,20 @@ def chunk_contract(
     return contract if verify is None else replace(contract, kinds=kinds | {"verify": verify}, step_kind="verify")
 
 
+def filled(layout: Layout, **values: Any) -> dict[str, NDArray[Any]]:
+    """Arrays from numbers and from arrays with fewer rows; the rest, and all of None, is the smallest number allowed.
+
+    Where no number is the smallest it is 0.
+    """
+    arrays = dict[str, NDArray[Any]]()
+    for name, spec in layout.specs.items():
+        arrays[name] = np.full(spec.shape, 0 if math.isinf(spec.low) else spec.low, spec.dtype)
+        if values[name] is not None:
+            rows = np.atleast_1d(values[name])
+            arrays[name][: len(rows)] = rows
+    return arrays
+
+
 class ChunkExchange:
     """See :class:`~specact.wire.exchange.Exchange`; chunks are in the environment's units.
 

@@ -15,13 +15,7 @@ from specact.bundle.manifest import INSTRUCTION, fingerprint_of, joint_fingerpri
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
-from specact.families.chunks.policy import (
-    BatchPolicy,
-    Chunk,
-    ChunkPolicy,
-    ChunkSpec,
-    units_of,
-)
+from specact.families.chunks.policy import BatchPolicy, Chunk, ChunkPolicy, ChunkSpec, units_of
 from specact.imports import is_plugin, load_object, make_object
 from specact.observation import Field, ObservationSpec, Window
 from specact.records import RateHz, Record, Size, check_fields, read_toml

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specact.errors import WireError
-from specact.families.chunks.policy import ChunkExchange
+from specact.families.chunks.policy import ChunkExchange, filled
 from specact.families.tokens.policy import BINS, OWN_DRAFTERS, DecodingRequest, Prefilled, TokenPolicy
 from specact.families.tokens.speculative import DRAFT, TAIL, UNLIMITED, Acceptance, Decoded
 from specact.pair import Answer, Target, TargetVerifier
@@ -61,23 +61,17 @@ class TokenExchange(ChunkExchange):
     """See :class:`~specact.wire.exchange.VerifyingExchange`; verification and its KV cache are on the server."""
 
     def __init__(self, parts: TokenParts) -> None:
-        policy = self._tokens = parts.policy
-        self._units = parts.units
-        super().__init__(
-            policy.spec, parts.name, parts.target_fingerprint, lambda: policy, parts.units, _verification(policy)
-        )
+        policy, verify = parts.policy, _verification(parts.policy)
+        self._tokens, self._units, self._verify = policy, parts.units, verify
+        super().__init__(policy.spec, parts.name, parts.target_fingerprint, lambda: policy, parts.units, verify)
 
     def request(self, proposal: Proposal) -> Arrays:
-        asked: DecodingRequest = proposal.evidence
-        rule, kept = asked.rule, asked.candidates[:MAX_CANDIDATES]
-        candidates = np.full((MAX_CANDIDATES, len(rule.each)), _NONE, np.int16)
-        candidates[: len(kept)] = kept
-        tail = np.full(len(rule.each), _NONE) if asked.tail is None else asked.tail
-        return {
-            "candidates": candidates, "tail": tail.astype(np.int16), "each": rule.each.astype(np.int16),
-            "groups": rule.groups.astype(np.int16), "total": np.array([rule.total], np.int16),
-            "then": np.array([OWN_DRAFTERS.index(asked.then)], np.uint8), "combined": np.array([asked.combined]),
-        }  # fmt: skip
+        wanted: DecodingRequest = proposal.evidence
+        rule = wanted.rule
+        return filled(
+            self._verify.request, candidates=wanted.candidates[:MAX_CANDIDATES], tail=wanted.tail, each=rule.each,
+            groups=rule.groups, total=rule.total, then=OWN_DRAFTERS.index(wanted.then), combined=wanted.combined,
+        )  # fmt: skip
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         passes = arrays["accepted"] != _NONE
@@ -97,7 +91,7 @@ class TokenExchange(ChunkExchange):
         asked = {row: question for row, question in enumerate(read) if isinstance(question, DecodingRequest)}
         windows = [requests[row].window for row in asked]
         decoded = iter(self._tokens.prefill(windows).decode(list(asked.values())) if asked else ())
-        return [_answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in read]
+        return [self._answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in read]
 
     def _question(self, request: Request) -> DecodingRequest | WireError:
         arrays = request.arrays
@@ -115,17 +109,13 @@ class TokenExchange(ChunkExchange):
         candidates = np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
         return DecodingRequest(candidates, then, rule, combined, tail if (tail >= 0).all() else None)
 
-
-def _answer(decoded: Decoded) -> Arrays | WireError:
-    if not decoded.finite:
-        return bad("the target has no finite answer to this observation")
-    passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
-    passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
-    return {
-        "tokens": decoded.tokens.astype(np.uint8), "sources": decoded.sources, "bias": decoded.bias.astype(np.int16),
-        "accepted": passes[0], "read": passes[1], "rejected": np.array([decoded.rejected], np.int16),
-        "feature": decoded.features[0].astype(np.float16),
-    }  # fmt: skip
+    def _answer(self, decoded: Decoded) -> Arrays | WireError:
+        if not decoded.finite:
+            return bad("the target has no finite answer to this observation")
+        return filled(
+            self._verify.reply, tokens=decoded.tokens, sources=decoded.sources, bias=decoded.bias,
+            accepted=decoded.accepted, read=decoded.read, rejected=decoded.rejected, feature=decoded.features[0],
+        )  # fmt: skip
 
 
 def _verification(policy: TokenPolicy) -> Kind:
