@@ -195,7 +195,7 @@ def test_malformed_requests_are_refused_and_closed(sent: bytes, doubling: Here) 
 
 
 def test_who_proves_nothing_makes_room_for_others() -> None:
-    with Here(Doubling(), Limits(max_pending=4)) as server, server.robot() as robot, ExitStack() as stack:
+    with Here(Doubling(), Limits(max_robots=5)) as server, server.robot() as robot, ExitStack() as stack:
         idle = [stack.enter_context(server.connect()) for _ in range(12)]
         with server.robot() as other:
             other.ask(1, state(1.0))

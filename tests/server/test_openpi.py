@@ -195,7 +195,7 @@ def test_requests_are_answered_in_their_order(seeing: Here) -> None:
 
 
 def test_a_token_is_an_api_key() -> None:
-    with Here(load_exchange("ball-chase-flow"), Limits(max_pending=2), TOKEN) as server:
+    with Here(load_exchange("ball-chase-flow"), Limits(max_robots=3), TOKEN) as server:
         for headers in ({}, {"Authorization": f"Api-Key {TOKEN}x"}, {"Origin": "http://evil.example"}):
             with server.connect("/", **headers) as refused:
                 assert refused.closed() == 1008

@@ -85,9 +85,8 @@ class Limits(Record, frozen=True):
     Attributes:
         max_batch: requests in one inference.
         max_under_way: requests of one connection in flight; above it the connection is not read.
-        max_robots, max_per_address: connected robots, and connections from one address; above it the one that has been
-            idle for longest, for 5 s at least, is closed for the new one, or the new one is refused.
-        max_pending: connections that have not said hello yet; the oldest are closed for new ones.
+        max_robots, max_per_address: connections in all, and from one address; beyond, one without a hello is closed for
+            a new one, or else the one that has been idle for longest, for 5 s at least; or the new one is refused.
         access_log: file for a line of JSON about each connection and refusal; opened again when it was moved.
         drain_s: how long a shutdown waits for requests in flight [s].
     """
@@ -95,7 +94,6 @@ class Limits(Record, frozen=True):
     max_batch: Count = 16
     max_under_way: Count = 4
     max_robots: Count = 1024
-    max_pending: Count = 256
     max_per_address: Count = 512
     access_log: Path | None = None
     drain_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 5.0

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,36 +56,28 @@ class Service:
         self.log = AccessLog(self.limits.access_log)
         self.abandoned = 0
         self.sessions: set[Session] = set()
-        # Those that have not said hello, oldest first.
-        self._pending: dict[Session, None] = {}
         self._per_host: Counter[str] = Counter()
         self._lanes: dict[str, Lane] = {}
 
     def join(self, session: Session, headers: Mapping[str, str]) -> None:
-        """Takes a new connection, which is pending until :meth:`settle`, or refuses it (WireError)."""
+        """Takes a new connection, or refuses it (WireError)."""
         self.sessions.add(session)
-        self._pending[session] = None
         self._per_host[session.host] += 1
         session.caller = self.access.caller(headers)
         self.check_room(session)
-        if self._per_host[session.host] > self.limits.max_per_address:
-            self._make_room(session, session.host, "connections from one address", self.limits.max_per_address)
-        if len(self._pending) > self.limits.max_pending:
-            oldest = next(iter(self._pending))
-            self.settle(oldest)
-            oldest.refuse(overloaded("too many connections without a hello"))
 
     def check_room(self, session: Session) -> None:
-        """Refuses another robot (WireError) if the server is shutting down, full, or too slow for all together."""
+        """Refuses a robot (WireError) if the server is shutting down, or full, or too slow for it and those present."""
         if not self.batcher.ready:
             raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-        if len(self.telemetry.robots) >= self.limits.max_robots:
-            self._make_room(session, "", "robots", self.limits.max_robots)
-        if session.demand is None:
+        if self._per_host[session.host] > self.limits.max_per_address:
+            self._make_room(session, [other for other in self.sessions if other.host == session.host])
+        if len(self.sessions) > self.limits.max_robots:
+            self._make_room(session, self.sessions)
+        if (demand := session.demand) is None:
             return
         present = [other.demand for other in self.sessions if other.demand is not None and other.lane is not None]
-        demand, measured = session.demand, {size: times for size, times in self.batcher.times.items() if times}
-        service = ServiceTime.fit(measured)
+        service = ServiceTime.fit({size: times for size, times in self.batcher.times.items() if times})
         share = missed([*present, demand], service, self.limits.max_batch, np.random.default_rng(len(present)))
         if share > MAX_MISSED:
             raise overloaded(
@@ -95,22 +87,17 @@ class Service:
                 "allow more time, or use another server"
             )
 
-    def _make_room(self, session: Session, host: str, what: str, most: int) -> None:
-        """Closes the connection, of this address if given, that has been idle for longest, or refuses (WireError)."""
+    def _make_room(self, session: Session, others: Iterable[Session]) -> None:
+        """Closes the oldest of these without a hello, or else the one that is idle for longest, at least for 5 s."""
         idle = [
-            other for other in self.sessions
-            if other.lane is not None and not other.jobs and session.used - other.used >= IDLE_S
-            and other.host == (host or other.host)
+            other for other in others
+            if other is not session and not other.jobs and (other.pending or session.used - other.used >= IDLE_S)
         ]  # fmt: skip
         if not idle:
-            raise overloaded(f"the server accepts at most {most} {what}")
-        longest = min(idle, key=lambda other: other.used)
-        longest.refuse(overloaded("another robot came, and this one was idle for longest"))
+            raise overloaded("the server has no room for another connection, and none is idle")
+        longest = min(idle, key=lambda other: (not other.pending, other.used))
+        longest.refuse(overloaded("another robot came, and this connection was idle for longest"))
         self.leave(longest)
-
-    def settle(self, session: Session) -> None:
-        """A connection has shown that it belongs here, and is not closed for a new one."""
-        self._pending.pop(session, None)
 
     def register(self, session: Session, name: str) -> Lane:
         """Puts a robot on the status page, by its token's name if it has one; returns its queue, one for each token."""
@@ -122,7 +109,6 @@ class Service:
 
     def leave(self, session: Session) -> None:
         """A connection has ended; idempotent."""
-        self.settle(session)
         if session not in self.sessions:
             return
         self.sessions.remove(session)

@@ -124,12 +124,16 @@ class Session(WSListener, ABC):
         self._writable = True
         self._resume()
 
+    @property
+    def pending(self) -> bool:
+        """Whether the peer has not shown yet that it belongs here."""
+        return self.lane is None or self._timer is not None
+
     def settle(self) -> None:
         """The peer has shown that it belongs here."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self.service.settle(self)
 
     def send(self, message: bytes | str) -> None:
         """Sends a message, text as a text frame; nothing if the connection is closing."""
