@@ -45,14 +45,69 @@ def endless(path: Path) -> Path:
     )
 
 
-def huge(path: Path) -> Path:
-    """A file of a few hundred bytes that asks for 256 GiB."""
-    nodes = [
-        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+def _filled(shape: str, *before: NodeProto) -> list[NodeProto]:
+    """``y = x`` plus the sum of zeros of this shape."""
+    return [
+        *before,
+        helper.make_node("ConstantOfShape", [shape], ["zeros"]),
         helper.make_node("ReduceSum", ["zeros"], ["zero"], keepdims=0),
         helper.make_node("Add", ["x", "zero"], ["y"]),
     ]
-    return write_graph(path, nodes, [helper.make_tensor("shape", INT64, [2], [1 << 20, 1 << 16])])
+
+
+def huge(path: Path) -> Path:
+    """A file of a few hundred bytes that asks for 256 GiB."""
+    return write_graph(path, _filled("shape"), [helper.make_tensor("shape", INT64, [2], [1 << 20, 1 << 16])])
+
+
+def multiplied(path: Path) -> Path:
+    """Constants that are repeated up to 3.1 GB, none of them large."""
+    one = helper.make_tensor("one", FLOAT, [1, 1], [1.0])
+    shape = helper.make_tensor("shape", INT64, [2], [31, 1000000])
+    parts = [f"part{n}" for n in range(25)]
+    nodes = [helper.make_node("Tile" if n % 2 else "Expand", ["one", "shape"], [name]) for n, name in enumerate(parts)]
+    ends = [
+        helper.make_node("Concat", parts, ["whole"], axis=0),
+        helper.make_node("ReduceSum", ["whole"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    return write_graph(path, [*nodes, *ends], [one, shape])
+
+
+def branching(path: Path) -> Path:
+    """3.1 GB in a branch within branches."""
+    value = helper.make_tensor_value_info
+    then = helper.make_graph(_filled("shape"), "deepest", [], [value("y", FLOAT, None)])
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "other", [], [value("y", FLOAT, None)])
+    for depth in range(8):
+        node = helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=other)
+        then = helper.make_graph([node], f"depth{depth}", [], [value("y", FLOAT, None)])
+    shape = helper.make_tensor("shape", INT64, [2], [775, 1000000])
+    nodes = [helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=other)]
+    return write_graph(path, nodes, [shape, helper.make_tensor("true", BOOL, [], [True])])
+
+
+def by_batch(path: Path) -> Path:
+    """Nothing at batch 1, 0.4 GB for every further row."""
+    constants = [helper.make_tensor("one", INT64, [1], [1]), helper.make_tensor("many", INT64, [1], [100000000])]
+    before = [
+        helper.make_node("Shape", ["x"], ["batch"], start=0, end=1),
+        helper.make_node("Sub", ["batch", "one"], ["further"]),
+        helper.make_node("Mul", ["further", "many"], ["shape"]),
+    ]
+    return write_graph(path, _filled("shape", *before), constants)
+
+
+def by_value(path: Path) -> Path:
+    """Nothing for zeros, 3.1 GB for ones."""
+    constants = [helper.make_tensor("many", FLOAT, [], [775e6]), helper.make_tensor("axis", INT64, [1], [0])]
+    before = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["most", "many"], ["numbers"]),
+        helper.make_node("Cast", ["numbers"], ["number"], to=INT64),
+        helper.make_node("Unsqueeze", ["number", "axis"], ["shape"]),
+    ]
+    return write_graph(path, _filled("shape", *before), constants)
 
 
 def outside(path: Path) -> Path:

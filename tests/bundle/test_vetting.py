@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bundle.graphs import doubling, endless, huge, outside
+from tests.bundle.graphs import branching, by_batch, by_value, doubling, endless, huge, multiplied, outside
 
-from specact.bundle import vetting
-from specact.bundle.manifest import digest_of
+from specact.bundle import network, vetting
+from specact.bundle.bundle import check_bundle, find_bundle, named_bundles
+from specact.bundle.manifest import MANIFEST, digest_of
 from specact.bundle.vetting import remember, vet
 from specact.errors import BundleError
+from specact.families.chunks.flow import load_flow
+from specact.gates.learned import has_fitting_head
+from specact.lab.train.split import split_bundle
+from specact.load import load_pair, load_policy
+from specact.systems.freqcache import load_refresh
+from specact.systems.staged import load_staged
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +54,68 @@ def cut(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", [cut, huge, endless, outside])
+@pytest.mark.parametrize("make", [cut, huge, multiplied, branching, by_batch, by_value, endless, outside])
 def test_a_harmful_network_is_refused(make: Callable[[Path], Path], tmp_path: Path, cache: Path) -> None:
     file = make(tmp_path / "network.onnx")
     (tmp_path.parent / "numbers.bin").write_bytes(bytes(8))
     with pytest.raises(BundleError, match=r"network\.onnx"):
         check(file, seconds=3)
     assert not list(cache.rglob("*"))
+
+
+def test_whatever_lies_beside_a_network_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("json", "resource", "numpy", "onnxruntime"):
+        (tmp_path / f"{module}.py").write_text("open('run', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check(doubling(Path("network.onnx")))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", named_bundles())
+def test_every_stored_bundle_passes(name: str) -> None:
+    for manifest in find_bundle(name).rglob(MANIFEST):
+        found = check_bundle(manifest.parent)
+        assert found["networks"] and all(each["inputs"] and each["outputs"] for each in found["networks"].values())
+
+
+def described(path: Path) -> Any:
+    """Of a user's own ONNX file."""
+    doubling(path / "own.onnx")
+    text = 'onnx = "own.onnx"\nchunk = 1\nactions = 2\nrate_hz = 10.0\nlow = [-1.0, -1.0]\nhigh = [1.0, 1.0]\n'
+    (path / "own.toml").write_text(text + "[observation.x]\nshape = [2]\nhistory = 0\n")
+    return load_policy(str(path / "own.toml"))
+
+
+def staged(path: Path) -> Any:
+    """Cut by somebody else."""
+    split_bundle(path, path / "stages")
+    vetting._passed.clear()
+    shutil.rmtree(path.parent / "cache")
+    return load_staged(path / "stages")
+
+
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [
+        ("ball", lambda path: load_pair(path).target()), ("ball", lambda path: has_fitting_head(load_pair(path))),
+        ("ball", staged), ("ball", described), ("ball-chase-flow", lambda path: load_policy(str(path))),
+        ("metaworld-draft", lambda path: load_policy(str(path))),
+        ("metaworld-flow", lambda path: load_refresh(path / "freqcache", load_flow(path))),
+        ("pusht-flow", lambda path: load_pair(path, decoding="flash")),
+        ("kitchen-tokens", lambda path: load_pair(path, decoding="specvla")),
+    ],
+)  # fmt: skip
+def test_no_network_is_loaded_that_was_not_tried(
+    name: str, load: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, opened, open_session = set[Path](), set[Path](), network.open_session
+    monkeypatch.setattr(vetting, "try_out", lambda files, seconds: tried.update(files))
+    monkeypatch.setattr(
+        network, "open_session", lambda file, compute: (opened.add(file), open_session(file, compute))[1]
+    )
+    load(Path(shutil.copytree(find_bundle(name), tmp_path / name)))
+    assert opened and opened <= tried
 
 
 def test_a_known_network_costs_no_process(tmp_path: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,16 @@ def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, ti
     assert findings["fingerprint"] == bundle.fingerprint and findings["period_ms"] == 50.0
     assert "CPUExecutionProvider" in findings["providers"]
     assert findings["draft_ms"] > 0 < findings["target_ms"]
+
+
+def test_bundles_of_others_are_checked(typed: Typed, tiny_bundle: Path, tmp_path: Path) -> None:
+    found = typed("bundle", "check", tiny_bundle, "kitchen-tokens", "--json").summary
+    assert [Path(each["bundle"]).name for each in found] == [tiny_bundle.name, "drafters", "kitchen-tokens"]
+    assert found[0]["networks"]["draft.onnx"]["memory_mib"] < 500 and found[0]["kind"] == "pair"
+    bad = Path(shutil.copytree(tiny_bundle, tmp_path / "bad"))
+    (bad / "target.onnx").write_bytes(b"damaged")
+    told = typed("bundle", "check", bad, tiny_bundle)
+    assert told.status == 1 and "target.onnx" in told.remarks and "bad" not in told.out and "draft.onnx" in told.out
 
 
 def test_a_single_policy(typed: Typed, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from specact.bundle.manifest import (
     weights_of,
 )
 from specact.bundle.network import Shape, fits
-from specact.bundle.vetting import remember, vet
+from specact.bundle.vetting import remember, try_out, vet
 from specact.errors import BundleError, ConfigError, unknown_name
 from specact.files import write_json, write_whole
 from specact.records import read_record
@@ -97,7 +97,7 @@ def open_bundle(
     """Reads a bundle's manifest with the spec of its kind, and checks the files of its parts.
 
     It is given by its folder, or by the name of a bundle that comes with the package, such as ``ball``. A part is in
-    ``PART.onnx`` unless ``parts`` name other files.
+    ``PART.onnx`` or, where there is only that, ``PART.safetensors``, unless ``parts`` name the files.
 
     Raises:
         BundleError: if the manifest is of another kind or not usable, a part is missing, damaged or does not match its
@@ -109,12 +109,13 @@ def open_bundle(
     if manifest.kind != kind:
         raise BundleError(f"the bundle {path} is {KINDS[manifest.kind]}; this needs {KINDS[kind]}")
     read = read_record(manifest.spec, spec, f"{path / MANIFEST}: spec", BundleError)
-    parts = {part: f"{part}.onnx" for part in manifest.fingerprints} if parts is None else parts
     files, networks = dict[str, Path](), dict[Path, str]()
-    for part, name in parts.items():
+    for part in manifest.fingerprints if parts is None else parts:
         if part in manifest.left_out:
             continue
         folder, source = _place_of(path, manifest, part)
+        tensors = parts is None and not (folder / f"{part}.onnx").exists() and (folder / f"{part}.safetensors").exists()
+        name = parts[part] if parts is not None else f"{part}.safetensors" if tensors else f"{part}.onnx"
         files[part] = folder / name
         # A part and, where it has any, the files of its weights.
         wanted = source.files or {name: source.fingerprints[part]}
@@ -128,6 +129,22 @@ def open_bundle(
     if not any(shelf in path.resolve().parents for shelf in _SHELVES):
         vet(networks)
     return Bundle(path, manifest, read, files)
+
+
+def check_bundle(path: Path) -> dict[str, Any]:
+    """Opens a bundle's folder and tries all of its networks, known or not, see :func:`.vetting.try_out`.
+
+    Returns:
+        ``bundle``, ``kind``, ``fingerprint``, and what is known of its ``networks``, by file.
+
+    Raises:
+        BundleError: as :func:`open_bundle` does.
+    """
+    kind = read_manifest(path).kind
+    bundle = open_bundle(path, kind, dict, {} if kind == "chunks" else None)  # those have bundles in their folders
+    networks = [file for file in (*bundle.files.values(), path / HEAD) if file.suffix == ".onnx" and file.is_file()]
+    found = dict(zip((file.name for file in networks), try_out(networks) if networks else (), strict=True))
+    return {"bundle": str(path), "kind": kind, "fingerprint": bundle.fingerprint, "networks": found}
 
 
 def _place_of(path: Path, manifest: Manifest, part: str) -> tuple[Path, Manifest]:

@@ -201,10 +201,11 @@ def read_part(path: Path, most: int = MAX_PART_BYTES) -> bytes:
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         with path.open("rb") as file:
-            # The stated size is not reliable: some files have none.
-            content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
-        if content is None or len(content) > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
+            size = os.fstat(file.fileno()).st_size
+            # The stated size is not reliable: some files have none. Python allocates what is asked for.
+            content = file.read(size + 1) if size <= most else b""
+        if size > most or len(content) > size:
+            raise OSError(errno.EFBIG, f"it is larger than {min(size, most)} bytes")
         return content
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}; copy the whole folder again") from None

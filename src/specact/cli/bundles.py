@@ -1,16 +1,17 @@
-"""``specact pair``, ``split`` and ``export`` make a folder of policies: of two, in stages, and a copy for a device."""
+"""``specact pair``, ``split`` and ``export`` make folders of policies; ``specact bundle`` checks those of others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 from specact.cli.options import Flat, Options
-from specact.cli.output import print_result
-from specact.errors import ConfigError
+from specact.cli.output import lines_of, print_error, print_result
+from specact.errors import ConfigError, SpecactError
 from specact.families.chunks.pair import PairSettings
 from specact.files import check_folder
 from specact.load import load_pair, load_policy, make_pair
@@ -112,3 +113,39 @@ class Export(Options):
         if len(made) > 1:
             raise ConfigError(f"{run} made several bundles; name one of {', '.join(map(str, made))}")
         return made[0]
+
+
+@dataclass(frozen=True)
+class Bundle(Options):
+    """Check bundles of unknown origin, specact bundle check PATH...: networks run in a process with limited memory.
+
+    Every command does so where a network is new; this does it again, and says what there is. The exit status is 1 if
+    a bundle is refused.
+    """
+
+    task: Positional[Literal["check"]]
+    paths: Positional[tuple[str, ...]] = (".",)  # folders or names of bundles; those in folders below are checked, too
+    json: bool = False  # print what was checked as JSON
+
+    def run(self) -> None:
+        from specact.bundle.bundle import check_bundle, find_bundle
+        from specact.bundle.manifest import MANIFEST
+
+        checked, refused = [], False
+        for folder in (file.parent for name in self.paths for file in sorted(find_bundle(name).rglob(MANIFEST))):
+            try:
+                checked.append(check_bundle(folder))
+            except SpecactError as error:
+                print_error(str(error))
+                refused = True
+        print_result(self.json, checked, (line for found in checked for line in ("", *_lines(found))))
+        if refused:
+            raise SystemExit(1)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    networks = {
+        name: f"{of['inputs']} -> {of['outputs']}, {of['memory_mib']} MiB, {of['seconds']:.2g} s"
+        for name, of in found["networks"].items()
+    }
+    return lines_of({**found, "networks": None, **networks})

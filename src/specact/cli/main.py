@@ -31,6 +31,7 @@ VERBS = {
     "distil": "train a pair's draft on its target's answers",
     "pair": "make a pair of two chunk policies",
     "export": "copy a bundle to where it will be used",
+    "bundle": "check bundles of unknown origin",
     "split": "cut a target into stages, for server and device",
     "calibrate": "find a gate's threshold for a rate",
     "eval": "run methods side by side on the same episodes",
@@ -43,7 +44,7 @@ VERBS = {
 }
 _MODULES = {
     "demo": "eval", "proxy": "links", "netem": "links", "distil": "train", "pair": "bundles", "split": "bundles",
-    "export": "bundles", "advise": "report", "offline": "calibrate",
+    "bundle": "bundles", "export": "bundles", "advise": "report", "offline": "calibrate",
     "list": "listing", "completion": "listing",
 }  # fmt: skip
 # Verbs that resume in their output folder.

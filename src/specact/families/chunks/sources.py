@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from specact.bundle.bundle import Bundle, open_bundle
-from specact.bundle.manifest import INSTRUCTION, fingerprint_of, joint_fingerprint, read_part
+from specact.bundle.manifest import INSTRUCTION, digest_of, fingerprint_of, joint_fingerprint, read_part
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
+from specact.bundle.vetting import vet
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import BatchPolicy, Chunk, ChunkPolicy, ChunkSpec, units_of
@@ -264,8 +265,7 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
     """An ONNX file as a policy, with a TOML file that describes its inputs and outputs, see docs/how-to/policy.md.
 
     The description has ``onnx``, ``chunk``, ``actions``, ``rate_hz``, ``output``, ``low`` and ``high``, and a table of
-    each ``observation`` with its ``shape``, ``dtype``, ``history``, ``input`` and ``channels_first``. The file is named
-    by the user and trusted: unlike a bundle's graphs it is not checked.
+    each ``observation`` with its ``shape``, ``dtype``, ``history``, ``input`` and ``channels_first``.
 
     Raises:
         ConfigError: if the description cannot be read or is incomplete.
@@ -275,7 +275,9 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
     try:
         spec, units = parsed.read()
         file = description.parent / parsed.onnx
-        network, fingerprint = Network(file, compute=compute), _fingerprint(file)
+        fingerprint = _fingerprint(file)
+        vet({file: digest_of(file) + fingerprint})
+        network = Network(file, compute=compute)
     except (SpecactError, ValueError) as error:  # the latter for an invalid path
         raise ConfigError(f"{description}: {error}") from None
     inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
