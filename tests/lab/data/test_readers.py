@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import h5py
+import numcodecs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +28,7 @@ from zarr.codecs import BloscCodec
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data import frames as frames_module
+from specact.lab.data import lerobot, readers
 from specact.lab.data.checks import describe
 from specact.lab.data.episodes import Episodes, concatenate
 from specact.lab.data.frames import Frames, as_frames, copied
@@ -394,6 +397,159 @@ def test_robomimic_refusals(tmp_path: Path) -> None:
         path = cameras.write_robomimic(tmp_path)
         with h5py.File(path, "a") as file:
             edit(file)
+        with pytest.raises(DataError, match=message):
+            read(path)
+
+
+# --- hostile files ---
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much less may be unpacked, so that small files are too large."""
+    monkeypatch.setattr(readers, "_UNPACKED_BYTES", 1 << 20)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", state=STATE, action=ACTION, episode_ends=ENDS, other=np.zeros(1 << 22))
+    with pytest.raises(DataError, match=r"x\.npz.* GB of memory"):
+        read(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("write", [cameras.write_zarr, zarr_v3])
+def test_a_zarr_chunk_that_unpacks_to_more_than_a_chunk_is_refused(write: Write, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    for array, coder in (("state", numcodecs.Blosc("zstd")), ("action", numcodecs.Blosc("zstd"))):
+        described = path / "data" / array / ("zarr.json" if write is zarr_v3 else ".zarray")
+        if "zstd" in described.read_text() and "blosc" not in described.read_text():
+            coder = numcodecs.Zstd()
+        chunk = next(file for file in described.parent.rglob("*") if file.is_file() and file.name[0] not in ".z")
+        whole = chunk.read_bytes()
+        chunk.write_bytes(coder.encode(bytes(1 << 24)))
+        with pytest.raises(DataError, match="more than the"):
+            read(path)
+        chunk.write_bytes(whole)
+    assert read(path).steps == STEPS
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("state/.zarray", {"compressor": {"id": "gzip", "level": 1}}),
+        ("state/.zarray", {"filters": [{"id": "zstd", "level": 1}], "compressor": {"id": "zstd", "level": 1}}),
+        ("image.wrist/.zarray", {"shape": [1 << 40, 16, 24, 3], "chunks": [1 << 40, 16, 24, 3]}),
+    ],
+)
+def test_zarr_arrays_that_unpack_to_any_size_are_refused(file: str, changes: Any, tmp_path: Path) -> None:
+    described = cameras.write_zarr(tmp_path) / "data" / file
+    described.write_text(json.dumps(json.loads(described.read_text()) | changes))
+    with pytest.raises(DataError, match=r"twice|GB of memory|missing"):
+        read(tmp_path / "demos.zarr")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_parquet_that_repeats_what_it_stores_once_is_refused(tmp_path: Path) -> None:
+    path = cameras.write_lerobot(tmp_path)
+    file = path / "data/chunk-000/file-001.parquet"
+    whole = file.read_bytes()
+    many = np.zeros(1 << 22, np.int64)
+    names = ("action", "frame_index", "episode_index", "timestamp", "observation.state")
+    pq.write_table(pa.table(dict.fromkeys(names, many)), file)
+    assert file.stat().st_size < 1 << 17
+    with pytest.raises(DataError, match=r"file-001\.parquet.* GB of memory"):
+        read(path)
+    file.write_bytes(whole)
+    episodes = path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(episodes)
+    large = pa.table({name: pa.repeat(table[name][0], 200) for name in table.column_names})
+    pq.write_table(large.append_column("tasks", pa.array([["a" * (1 << 16)]] * 200)), episodes)
+    assert episodes.stat().st_size < 1 << 18
+    with pytest.raises(DataError, match=r"file-000\.parquet.* GB of memory"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{episode_index.__class__.__mro__}", "{episode_index!r}", "{episode_index:>999999999999}", "{video_key}",
+        "{episode_index:999d}", "{{episode_index}}", "{", "data/{episode_index}/../../../etc", "/{episode_index}",
+    ],
+)  # fmt: skip
+def test_a_template_of_names_does_nothing_but_name_files(template: str, tmp_path: Path) -> None:
+    path = lerobot_v2(tmp_path)
+    info = json.loads((path / "meta/info.json").read_text())
+    (path / "meta/info.json").write_text(json.dumps({**info, "data_path": template}))
+    with pytest.raises(DataError, match="data_path"):
+        read(path)
+
+
+def test_a_camera_whose_name_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    path = cameras.write_lerobot(tmp_path)
+    text = (path / "meta/info.json").read_text()
+    (path / "meta/info.json").write_text(text.replace("observation.images.front", "../../../front"))
+    with pytest.raises(DataError):
+        read(path)
+
+
+def test_images_of_other_kinds_or_of_huge_size_are_refused(tmp_path: Path) -> None:
+    path = cameras.write_lerobot(tmp_path)
+    file, rows = path / "data/chunk-000/file-001.parquet", np.arange(ENDS[1], STEPS)
+    large, script = io.BytesIO(), b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    Image.new("1", (1 << 13, 1 << 12)).save(large, format="png")
+    for image, word in ((large.getvalue(), "pixels"), (script, "identify")):
+        images = pa.array([{"bytes": image, "path": None}] * len(rows))
+        pq.write_table(frame_table(rows, **{"observation.images.wrist": images}), file)
+        with pytest.raises(DataError, match=word):
+            read(path).frames("image.wrist")[:]
+
+
+def test_a_video_of_huge_frames_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cameras.write_lerobot(tmp_path)
+    monkeypatch.setattr(lerobot, "_MAX_PIXELS", 32 * 48 - 1)
+    with pytest.raises(DataError, match=r"\.mp4"):
+        read(path).frames("image.front")[:]
+
+
+def test_hdf5_is_read_from_the_file_itself_only(tmp_path: Path) -> None:
+    (tmp_path / "secret.bin").write_bytes(ACTION.tobytes())
+    with h5py.File(tmp_path / "other.hdf5", "w") as file:
+        file["actions"] = ACTION[12:]
+
+    def virtual(demo: h5py.Group) -> None:
+        layout = h5py.VirtualLayout((5, 2), "f4")
+        layout[:] = h5py.VirtualSource(tmp_path / "other.hdf5", "actions", (8, 2))[:5]
+        demo.create_virtual_dataset("actions", layout)
+
+    def twice(demo: h5py.Group) -> None:
+        kind, shape = h5py.h5t.NATIVE_FLOAT, h5py.h5s.create_simple((5, 2))
+        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        layout.set_chunk((5, 2))
+        layout.set_deflate(9)
+        layout.set_deflate(9)
+        h5py.h5d.create(demo.id, b"actions", kind, shape, layout)
+
+    outside = [(str(tmp_path / "secret.bin"), 0, h5py.h5f.UNLIMITED)]
+    edits: list[tuple[Callable[[h5py.Group], object], str]] = [
+        (lambda demo: demo.__setitem__("actions", h5py.ExternalLink(tmp_path / "other.hdf5", "actions")), "link"),
+        (lambda demo: demo.__setitem__("actions", h5py.SoftLink("/data/demo_0/actions")), "link"),
+        (lambda demo: demo.create_dataset("actions", (5, 2), "f4", external=outside), "other files"),
+        (virtual, "other files"),
+        (twice, "twice"),
+        (lambda demo: demo.create_dataset("actions", (1 << 36, 2), "f4", chunks=(1 << 10, 2)), "GB of memory"),
+        (
+            lambda demo: demo.create_dataset(
+                "obs/far", (5, 1 << 12, 1 << 18, 3), "u1", chunks=(1, 1 << 12, 1 << 18, 3)
+            ),
+            "GB",
+        ),
+    ]
+    for edit, message in edits:
+        path = cameras.write_robomimic(tmp_path)
+        with h5py.File(path, "a") as file:
+            del file["data/demo_2/actions"]
+            edit(file["data/demo_2"])
         with pytest.raises(DataError, match=message):
             read(path)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
+from mcap.data_stream import RecordBuilder
+from mcap.records import Chunk
 from mcap.writer import Writer
 from tests.lab import toys
 from tests.lab.recorded import ABOUT, Truth, drive, record
@@ -114,6 +119,24 @@ def test_a_damaged_recording_is_refused_or_cut_off_and_never_a_crash(tmp_path: P
             read_recording(path)
         except DataError as error:
             assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("what", ["declares too much", "holds more than it declares", "is compressed otherwise"])
+def test_a_chunk_that_unpacks_to_any_size_is_refused(what: str, tmp_path: Path) -> None:
+    content = bytes(1 << 26)
+    chunk = Chunk("zstd", zstandard.compress(content), 0, 0, 0, 1 << 50 if what == "declares too much" else 1 << 10)
+    if what == "is compressed otherwise":
+        chunk = replace(chunk, compression="lz4")
+    record(tmp_path / "run.mcap", 1)
+    whole = (tmp_path / "run.mcap").read_bytes()
+    builder = RecordBuilder()
+    chunk.write(builder)
+    (tmp_path / "bad.mcap").write_bytes(whole[:8] + builder.end() + whole[8:])
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"bad\.mcap"):
+        read_recording(tmp_path / "bad.mcap")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
 
 
 Message = tuple[str, ros.MessageType, Mapping[str, Any]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.lab.data.episodes import Observed
 from specact.lab.data.frames import Frames, Images, as_frames, check_frames, reading
-from specact.lab.data.readers import Recording, matrix, numbers, positive_rate, rows
+from specact.lab.data.readers import Recording, check_size, matrix, numbers, positive_rate, rows
 
 STATE = ("state", "obs", "observation")
 ACTION = ("action", "actions")
@@ -24,12 +26,9 @@ IMAGE = ("image", "img")
 _OTHERS = (*ACTION, "episode_ends", "rate_hz")
 
 # Allowed codecs of zarr's chunks: only pure byte transformations. A pickle codec, for example, could run any code.
-_CODECS = frozenset(
-    (
-        "adler32", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fletcher32", "gzip", "lz4", "lzma",
-        "sharding_indexed", "shuffle", "transpose", "zlib", "zstd",
-    )
-)  # fmt: skip
+_CODECS = frozenset(("adler32", "bytes", "crc32", "crc32c", "delta", "fletcher32", "shuffle", "transpose"))
+# Compressors, one for an array: their chunks say how large they are, so that no chunk can grow beyond any memory.
+_COMPRESSORS = frozenset(("blosc", "zstd"))
 # Number of frames that determine whether floats are within 0..1 or 0..255; a single one may be black.
 _SAMPLE_FRAMES = 5
 
@@ -62,6 +61,7 @@ def _npz(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
             if isinstance(arrays, np.ndarray):
                 raise DataError("this is not an npz archive; write it with numpy.savez_compressed")
             with arrays:
+                check_size("its content", sum(entry.file_size for entry in arrays.zip.infolist()), path.stat().st_size)
                 yield arrays
     except DataError as error:
         if "allow_pickle" not in str(error):
@@ -118,47 +118,61 @@ def _zarr_frames(path: Path, name: str, scale: float, rows: NDArray[np.int64]) -
 
 def _whole(path: Path, array: Any) -> NDArray[Any]:
     _check(path, array)
+    check_size(repr(array.path), array.nbytes, _stored(path))
     return np.asarray(array[...])
 
 
+def _stored(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
 def _check(path: Path, array: Any) -> None:
-    """Checks an array's codecs before anything is decompressed, and its chunks for damage.
+    """Checks an array's codecs and its chunks before anything is decompressed.
 
     A missing chunk would silently be read as zeros. A truncated blosc chunk would be read beyond its end (numcodecs
-    0.16), so the size in its header is compared with the file's.
+    0.16), so the size in its header is compared with the file's; and the size of its content with that of a chunk.
     """
     if array.dtype.kind not in "biuf":
         raise DataError(f"{array.path!r} holds {array.dtype}; store numbers, such as float32")
     metadata: dict[str, Any] = dict(array.metadata.to_dict())
     steps = [*(metadata.get("filters") or ()), metadata.get("compressor"), *(metadata.get("codecs") or ())]
-    while steps:
-        step = steps.pop()
-        if step is None:
-            continue
-        name = str(step.get("id", step.get("name"))).removeprefix("numcodecs.")
-        if name not in _CODECS:
-            raise DataError(
-                f"{array.path!r} is compressed with {name!r}, which is not supported; supported: "
-                f"{', '.join(sorted(_CODECS))}. Store it again, with blosc or zstd"
-            )
-        inside = step.get("configuration") or {}
-        steps += [*inside.get("codecs", ()), *inside.get("index_codecs", ())]
+    names = [str(step.get("id", step.get("name"))).removeprefix("numcodecs.") for step in steps if step is not None]
+    compressors = [name for name in names if name in _COMPRESSORS]
+    for name in (*(name for name in names if name not in _CODECS | _COMPRESSORS), *compressors[1:]):
+        raise DataError(
+            f"{array.path!r} is compressed with {name!r}, which is not supported, or twice; supported: "
+            f"{', '.join(sorted(_CODECS | _COMPRESSORS))}. Store it again, with blosc or zstd"
+        )
     missing = array.nchunks - array.nchunks_initialized
     if missing > 0:
         raise DataError(
             f"{missing} of {array.nchunks} chunks of {array.path!r} are missing and would be read as "
             f"{array.fill_value}; copy the store again, or, if this is intended, write it with write_empty_chunks=True"
         )
-    codec = type(array.compressors[-1]).__name__ if array.compressors else ""
-    if codec not in ("Blosc", "BloscCodec") or array.shards is not None:
-        return
-    for file in (path / array.path).rglob("*"):
+    nbytes = math.prod(array.chunks) * array.dtype.itemsize
+    check_size(f"a chunk of {array.path!r}", nbytes, _stored(path))
+    for file in (path / array.path).rglob("*") if compressors else ():
         if file.name[0] == "." or file.name == "zarr.json" or not file.is_file():
             continue
         with file.open("rb") as chunk:
-            header = chunk.read(16)
-        if len(header) < 16 or int.from_bytes(header[12:], "little") != file.stat().st_size:
+            size, content = _sizes(compressors[0], chunk.read(18))
+        if size not in (None, file.stat().st_size):
             raise DataError(f"the chunk {file.relative_to(path)} is truncated; copy the store again")
+        if content > 8 * nbytes + 64:  # a filter may have made it larger
+            raise DataError(f"the chunk {file.relative_to(path)} holds more than the {nbytes} bytes that belong there")
+
+
+def _sizes(compressor: str, head: bytes) -> tuple[int | None, int]:
+    """Sizes of a chunk, if its head states it, and of its content; 0 and 0 for a head that is damaged [bytes]."""
+    if compressor == "blosc":
+        return int.from_bytes(head[12:16], "little") if len(head) > 15 else 0, int.from_bytes(head[4:8], "little")
+    # zstd, RFC 8878, 3.1.1.1
+    if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
+        return 0, 0
+    single = head[4] >> 5 & 1
+    width, begin = (single, 2, 4, 8)[head[4] >> 6], 6 - single + (0, 1, 2, 4)[head[4] & 3]
+    size = int.from_bytes(head[begin : begin + width], "little") + 256 * (width == 2)
+    return None, size if width else sys.maxsize
 
 
 def _recording(

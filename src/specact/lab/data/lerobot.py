@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.lab.data.episodes import Observed, joined
 from specact.lab.data.frames import Frames, Images, join_frames, reading
-from specact.lab.data.readers import Recording, matrix, positive_rate
+from specact.lab.data.readers import Recording, check_size, matrix, positive_rate
 from specact.observation import lerobot_name
 from specact.records import Count, WholeNumber, read_json
 
@@ -40,6 +41,10 @@ _VIDEO = (
     "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
     "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
 )
+_FIELD = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
+# Pixels of a camera frame, and rows that are read at once of columns whose entries can be of any size.
+_MAX_PIXELS, _ROWS = 1 << 24, 64
+_FORMATS = ("PNG", "JPEG", "WEBP")
 Kind = Literal["numbers", "image", "other"]
 Template = Literal["data_path", "video_path"]
 Film = tuple[Path, float]  # the video that an episode is in, and its begin in it [s]
@@ -63,10 +68,14 @@ class _Info(msgspec.Struct, frozen=True):
             DataError: if its template cannot be filled in, or the file lies outside the dataset.
         """
         template = getattr(self, what) or default
-        try:
-            name: str = template.format(**values)
-        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{what} {template!r} in meta/info.json cannot be filled in ({error})") from error
+        # Not str.format, which reads attributes and makes texts of any length.
+        unknown = {field for field, _ in _FIELD.findall(template)} - values.keys()
+        if unknown or set("{}") & set(_FIELD.sub("", template)):
+            raise DataError(
+                f"{what} {template!r:.200} in meta/info.json cannot be filled in; it may have "
+                f"{{NAME}} and {{NAME:03d}}, for {', '.join(values)}"
+            )
+        name = _FIELD.sub(lambda field: str(values[field[1]]).zfill(int(field[2] or 0)), template)
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise DataError(f"{what} {template!r} in meta/info.json points outside the dataset")
         return name
@@ -187,7 +196,7 @@ def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> list[_Episode]:
         for file in sorted(path.glob("meta/episodes/*/*.parquet")) if packed else ():
             with _parquet(path, file.relative_to(path).as_posix()) as table:
                 columns = [name for name in table.schema_arrow.names if not name.startswith("stats/")]
-                rows += table.read(columns=columns).to_pylist()
+                rows += _read(table, file, columns, _ROWS).to_pylist()
         pairs = [(row[EPISODE], row["length"]) for row in rows]
         if len(dict(pairs)) != len(rows) or any(not isinstance(n, int) or n < 0 for pair in pairs for n in pair):
             raise DataError(
@@ -236,7 +245,7 @@ def _columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> tuple[d
             missing = [column for column in wanted if column not in file.schema_arrow.names]
             if missing:
                 raise DataError(f"{name} has no column {missing[0]!r}; found: {', '.join(file.schema_arrow.names)}")
-            table = file.read(columns=list(wanted))
+            table = _read(file, path / name, wanted)
             for column in wanted:
                 parts[column][name] = _array(f"{column} in {name}", table.column(column))
     # Of an empty file the width is not known.
@@ -251,6 +260,27 @@ def _parquet(path: Path, name: str) -> Iterator[Any]:
 
     with reading(name, "copy the dataset again"), parquet.ParquetFile(path / name) as file:
         yield file
+
+
+def _read(file: Any, place: Path, columns: Sequence[str], rows: int = 1 << 12) -> Any:
+    """Columns of a parquet file as a table, of which so many rows are unpacked at once.
+
+    Raises:
+        DataError: if they are far larger than the file: an entry that is stored once can be there any number of times.
+    """
+    import pyarrow as pa
+
+    stored, what, size, batches = place.stat().st_size, f"{', '.join(columns)} in {place.name}", 0, []
+    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    heads = tuple(f"{column}." for column in columns)
+    declared = [chunk.num_values for chunk in chunks if f"{chunk.path_in_schema}.".startswith(heads)]
+    check_size(what, 8 * sum(declared), stored)
+    for batch in file.iter_batches(rows, columns=list(columns)):
+        size += batch.nbytes
+        check_size(what, size, stored)
+        batches.append(batch)
+    return pa.Table.from_batches(batches) if batches else file.read(columns=list(columns))
 
 
 def _array(name: str, column: Any) -> NDArray[Any]:
@@ -293,12 +323,15 @@ def _image_column(path: Path, name: str, key: str, rows: NDArray[np.int64]) -> I
     images: list[Images] = []
     with reading(f"{path}: {key} in {name}"), parquet.ParquetFile(path / name) as file:
         ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
-        groups = np.searchsorted(ends, rows, side="right")
-        for group in np.unique(groups).tolist():
-            column = file.read_row_group(group, columns=[key]).column(key).combine_chunks()
-            encoded, start = column.field("bytes"), int(ends[group]) - len(column)
-            own = [encoded[row - start].as_py() for row in rows[groups == group].tolist()]
-            images += [_decoded(image, f"{key} in {name}") for image in own]
+        groups = np.unique(np.searchsorted(ends, rows, side="right"))
+        start = 0
+        for group, end in enumerate(ends.tolist()):
+            for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[key]) if group in groups else ():
+                encoded = batch.column(0).field("bytes")
+                own = rows[(rows >= start) & (rows < start + len(batch))] - start
+                images += [_decoded(encoded[row].as_py(), f"{key} in {name}") for row in own.tolist()]
+                start += len(batch)
+            start = end
     return np.stack(images)
 
 
@@ -308,7 +341,10 @@ def _decoded(encoded: bytes | None, what: str) -> Images:
 
     if not encoded:
         raise DataError(f"{what} holds no image, only the name of a file; store the images within the parquet files")
-    with reading(f"{what}: an image", "record it again"), Image.open(io.BytesIO(encoded)) as image:
+    # No other formats: Pillow has a PostScript interpreter read one of them.
+    with reading(f"{what}: an image", "record it again"), Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
+        if image.width * image.height > _MAX_PIXELS:
+            raise DataError(f"{what}: an image has {image.width} x {image.height} pixels, of at most {_MAX_PIXELS}")
         return np.asarray(image.convert("RGB"))
 
 
@@ -347,6 +383,7 @@ class _Video:
             self._container = av.open(str(file), format="mp4")
             self._stream = self._container.streams.video[0]
             self._stream.thread_type = "NONE"
+            self._stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
         self._coming: Iterator[Any] = iter(())
         self._last: Any = None
 

@@ -31,6 +31,10 @@ SUPPORTED = (
 )
 
 
+# What is read of a file may take this much memory, and so many times the size of the file.
+_UNPACKED_BYTES, _UNPACKED_TIMES = 1 << 30, 128
+
+
 class Source(Record, frozen=True):
     """The dataset's own name of an observation's array, such as ``observation.images.front``, and its preprocessing.
 
@@ -109,6 +113,15 @@ class Recording:
         if not isinstance(array, Frames):
             raise DataError(f"the observation {name!r} is not made of camera frames, so it has no size and no crop")
         return array.fitted(source.crop, source.size)
+
+
+def check_size(name: str, nbytes: int, stored: int) -> None:
+    """Refuses what a file of ``stored`` bytes says to be far larger [bytes], before it is unpacked."""
+    if nbytes > _UNPACKED_BYTES + _UNPACKED_TIMES * stored:
+        raise DataError(
+            f"{name} would take {nbytes / 1e9:.1f} GB of memory, and its file has {stored / 1e6:.1f} MB: more than "
+            f"{_UNPACKED_TIMES} times as much; if this is no mistake, store it in several files, less compressed"
+        )
 
 
 def numbers(name: str, value: Any) -> NDArray[Any]:

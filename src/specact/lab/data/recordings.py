@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -18,6 +19,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
 from specact.lab.data.frames import Frames, Images
 from specact.lab.data.lerobot_writing import Written, finish, write_part
+from specact.lab.data.readers import check_size
 from specact.observation import ObservationSpec, read_spec
 from specact.records import RateHz, read_record
 from specact.robot import ros
@@ -147,12 +149,10 @@ class _Reader:
 
     def read(self, file: BinaryIO) -> str:
         """Why the file is not whole; empty if it is."""
-        from mcap.stream_reader import StreamReader
-
         schemas: dict[int, Any] = {}
         channels: dict[int, tuple[str, ros.MessageType]] = {}
         try:
-            for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD).records:
+            for record in _records(file):
                 kind, found = type(record).__name__, cast(Any, record)
                 if kind == "Metadata" and found.name == METADATA:
                     self.about = _about(found.metadata)
@@ -189,6 +189,32 @@ class _Reader:
             step.observation[topic] = message["data"].tobytes()
         else:
             step.observation[topic] = message["values"].reshape(message["shape"])
+
+
+def _records(file: BinaryIO) -> Iterator[Any]:
+    """The records of an MCAP file, those of its chunks as well, which are unpacked within a bound."""
+    from mcap.stream_reader import StreamReader, breakup_chunk
+
+    stored, size = os.fstat(file.fileno()).st_size, 0
+    for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD, emit_chunks=True).records:
+        chunk: Any = record
+        if type(record).__name__ != "Chunk":
+            yield record
+            continue
+        size += chunk.uncompressed_size
+        check_size("its content", max(size, len(chunk.data)), stored)
+        if chunk.compression:
+            import zstandard
+
+            if chunk.compression != "zstd":
+                raise DataError(f"it is compressed with {chunk.compression!r:.20}; zstd is supported")
+            # Not more than is declared, whatever the compressed data say of themselves.
+            with zstandard.ZstdDecompressor().stream_reader(chunk.data) as content:
+                data = content.read(chunk.uncompressed_size + 1)
+            if len(data) != chunk.uncompressed_size:
+                raise ValueError
+            chunk = replace(chunk, compression="", data=data)
+        yield from breakup_chunk(chunk, validate_crc=True)
 
 
 def _about(metadata: dict[str, str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +17,14 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.lab.data.episodes import Observed, joined
 from specact.lab.data.frames import Frames, Images, join_frames, reading
-from specact.lab.data.readers import Recording, matrix, positive_rate, rows
+from specact.lab.data.readers import Recording, check_size, matrix, positive_rate, rows
 
 Kind = Literal["camera", "low", "other"]
 # The key of all low-dimensional entries in one.
 LOW = "low_dim"
+# HDF5's numbers of the filters that come with it and with h5py: deflate, shuffle, fletcher32, szip, nbit, scaleoffset,
+# and LZF.
+_FILTERS = frozenset((1, 2, 3, 4, 5, 6, 32000))
 
 
 def read_robomimic(path: Path) -> Recording:
@@ -39,6 +43,7 @@ def read_robomimic(path: Path) -> Recording:
             return _observation(path, file["data"], names, key, kinds)
 
     with _opened(path) as file:
+        _check(file, path.stat().st_size)
         demos = file.get("data", {})
         names = _demonstrations(file, demos)
         kinds = _kinds(names[0], demos[names[0]])
@@ -62,6 +67,36 @@ def _opened(path: Path) -> Iterator[Any]:
 
     with reading("this file, HDF5 as robomimic writes it,"), h5py.File(path, "r") as file:
         yield file
+
+
+def _check(file: Any, stored: int) -> None:
+    """Refuses links, numbers in other files, unknown or repeated filters, and a size far above the ``stored`` bytes."""
+    import h5py
+
+    sizes: dict[str, int] = {}
+
+    def see_link(name: str, link: Any) -> str | None:
+        return None if isinstance(link, h5py.HardLink) else f"{name!r} is a link to {link.path!r}"
+
+    def see(name: str, entry: Any) -> str | None:
+        if not isinstance(entry, h5py.Dataset):
+            return None
+        layout = entry.id.get_create_plist()
+        filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
+        if entry.external or entry.is_virtual or len(set(filters)) < len(filters) or not _FILTERS.issuperset(filters):
+            return f"{name!r} lies in other files, or is compressed twice or by a plug-in"
+        # Of a camera's frames not more than a chunk is read at once.
+        camera = entry.ndim == 4 and entry.chunks
+        sizes[name if camera else ""] = (
+            math.prod(entry.chunks) * entry.dtype.itemsize if camera else sizes.get("", 0) + entry.nbytes
+        )
+        return None
+
+    # A visitor that raised would end in a SystemError.
+    if wrong := file.visititems_links(see_link) or file.visititems(see):
+        raise DataError(f"{wrong}; only what is in the file itself is read: store it there, with gzip or lzf")
+    for name, size in sizes.items():
+        check_size(name or "its content", size, stored)
 
 
 def _demonstrations(file: Any, demos: Any) -> list[str]:
