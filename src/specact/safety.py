@@ -149,18 +149,18 @@ class Safety:
         self._last = self._before_last
 
     def hold(self, error: ObservationError) -> NDArray[np.float32] | None:
-        """The action of a control step without a usable observation; None to send nothing.
-
-        That is the last action; once it has expired, the stop action, or the end of the run where a robot without one
-        has a method ``stop``. Raises the error if no action of the episode has been chosen yet.
-        """
+        """The last action or, once it has expired, :meth:`stand`; raises the error if the episode had no action yet."""
         if self._last is None:
             raise error
         self._blind += 1
         self._stop_if_due()
-        expired = self.expired
-        self.stopped |= expired and self._stop is None and self._robot_stops
-        return self.stop_action if self.stopped or (expired and self._stop is not None) else self.last
+        stoppable = self._stop is not None or self._robot_stops
+        return self.stand() if self.stopped or (self.expired and stoppable) else self.last
+
+    def stand(self) -> NDArray[np.float32] | None:
+        """The stop action, where the last action must not be held; without one, a robot with ``stop`` has to stop."""
+        self.stopped |= self._stop is None and self._robot_stops
+        return self.stop_action
 
     @property
     def last(self) -> NDArray[np.float32] | None:

@@ -29,7 +29,7 @@ from specact.robot.chunks import (
     LocalSource,
 )
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.safety import Fallback
+from specact.safety import EXECUTE_DRAFT, Fallback
 from specact.types import Clock, Miss, OffloadTimes, VirtualClock
 
 STILL = (IDLE,)
@@ -189,6 +189,27 @@ def test_a_synchronous_robot_holds_its_last_action_while_it_thinks_and_goes_on_w
     ]  # fmt: skip
     assert runner.counts == {"inferences": 3, "chunks": 3, "idle": 3}
     assert all(tick.late_s == 0.0 for tick in ticks)
+
+
+def test_without_an_answer_a_robot_that_can_stop_holds_its_last_action_until_it_is_too_old() -> None:
+    """Then it stands still: by its stop action, for as long as there is no other; or by its own stop, for good."""
+
+    class Stopping(Arm):
+        def stop(self) -> None:
+            self.moved.append((self.clock.now(), np.inf))
+
+    aged = {"max_chunk_age_ms": 4e3 * PERIOD}
+    for kind, fallback in (
+        (Stopping, Fallback(**aged)), (Stopping, EXECUTE_DRAFT), (Arm, Fallback(stop_action=STILL, **aged)),
+        (Arm, Fallback(**aged)),
+    ):  # fmt: skip
+        arm, options = kind(VirtualClock()), {"deadline_s": 2 * PERIOD} if fallback is EXECUTE_DRAFT else {}
+        runner, ticks = drive(arm, Answers(), Execution("synchronous", 2), 16, 0.0, 1e9, fallback=fallback, **options)
+        done = [action for _, action in arm.moved]
+        held, rest = done.count(11.0), [IDLE] * 17 if fallback.stop_action else []
+        stands = [np.inf] if kind is Stopping else rest[held + 1 :]
+        assert done == [10.0, *[11.0] * held, *stands] and 2 < held <= 6
+        assert runner.safety.stopped == (kind is Stopping) == (len(ticks) < 16)
 
 
 def test_an_unusable_observation_holds_the_last_action_and_the_time_of_aligned_actions_goes_on() -> None:

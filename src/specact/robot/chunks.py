@@ -195,9 +195,9 @@ def _timed(source: ChunkSource, window: Window, address: StepAddress, inpainting
 class ChunkRunner:
     """Provides a robot's actions for :func:`~specact.robot.loop.run_loop`; it never blocks on the policy.
 
-    A step without an action is idle and sends the last one (at most until its maximum age), the stop action, or
-    nothing. Misses are failed inferences, and chunks too late for any of their actions; chunks far outside
-    ``action_range`` fail. ``roll_forward`` is a model of the robot: the observation after the actions ``[r, A]``.
+    A step without an action is idle and sends nothing, the stop action, or the last one until it is too old. Misses are
+    failed inferences, and chunks too late for any of their actions; chunks far outside ``action_range`` fail.
+    ``roll_forward`` is a model of the robot: the observation after the actions ``[r, A]``.
 
     Attributes:
         counts: successful ``inferences``, ``chunks`` played, ``idle`` steps, and misses by cause.
@@ -329,11 +329,10 @@ class ChunkRunner:
         # The observation is usable: a robot's model may make of one that is usable another that is not.
         self.safety.rest(now)
         self.counts["idle"] += 1
-        if self._idle == "nothing":
-            return None
+        if self._idle == "nothing" or self.safety.last is None:
+            return None if self._idle == "nothing" else self.safety.stop_action
         holds = self._idle == "hold_last" and now - self._played_s <= self.safety.max_age_s
-        last = self.safety.last if holds else None
-        return self.safety.stop_action if last is None else last
+        return self.safety.last if holds else self.safety.stand()
 
     def _advance(self, now: float) -> None:
         """Plays on, and counts a chunk that arrived too late for any of its actions as a miss."""
