@@ -111,9 +111,12 @@ def test_no_network_is_loaded_that_was_not_tried(
 ) -> None:
     tried, opened, open_session = set[Path](), set[Path](), network.open_session
     monkeypatch.setattr(vetting, "try_out", lambda files, seconds: tried.update(files))
-    monkeypatch.setattr(
-        network, "open_session", lambda file, compute: (opened.add(file), open_session(file, compute))[1]
-    )
+
+    def seen(file: Path, compute: Any) -> Any:
+        opened.add(file)
+        return open_session(file, compute)
+
+    monkeypatch.setattr(network, "open_session", seen)
     load(Path(shutil.copytree(find_bundle(name), tmp_path / name)))
     assert opened and opened <= tried
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, ti
 
 
 def test_bundles_of_others_are_checked(typed: Typed, tiny_bundle: Path, tmp_path: Path) -> None:
-    found = typed("bundle", "check", tiny_bundle, "kitchen-tokens", "--json").summary
+    found: Any = typed("bundle", "check", tiny_bundle, "kitchen-tokens", "--json").summary
     assert [Path(each["bundle"]).name for each in found] == [tiny_bundle.name, "drafters", "kitchen-tokens"]
     assert found[0]["networks"]["draft.onnx"]["memory_mib"] < 500 and found[0]["kind"] == "pair"
     bad = Path(shutil.copytree(tiny_bundle, tmp_path / "bad"))

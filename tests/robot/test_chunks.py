@@ -198,10 +198,9 @@ def test_without_an_answer_a_robot_that_can_stop_holds_its_last_action_until_it_
         def stop(self) -> None:
             self.moved.append((self.clock.now(), np.inf))
 
-    aged = {"max_chunk_age_ms": 4e3 * PERIOD}
+    aged = Fallback(max_chunk_age_ms=4e3 * PERIOD)
     for kind, fallback in (
-        (Stopping, Fallback(**aged)), (Stopping, EXECUTE_DRAFT), (Arm, Fallback(stop_action=STILL, **aged)),
-        (Arm, Fallback(**aged)),
+        (Stopping, aged), (Stopping, EXECUTE_DRAFT), (Arm, replace(aged, stop_action=STILL)), (Arm, aged),
     ):  # fmt: skip
         arm, options = kind(VirtualClock()), {"deadline_s": 2 * PERIOD} if fallback is EXECUTE_DRAFT else {}
         runner, ticks = drive(arm, Answers(), Execution("synchronous", 2), 16, 0.0, 1e9, fallback=fallback, **options)
