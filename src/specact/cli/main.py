@@ -23,6 +23,7 @@ VERBS = {
     "run": "drive a robot with a pair: the draft acts, a gate decides when the server's target is asked",
     "play": "drive a robot with one policy alone, while it infers the next chunk",
     "serve": "serve a target to robots",
+    "capacity": "say how many robots a server on this machine holds",
     "doctor": "report extras, inference times, and the latency of a server",
     "proxy": "relay a connection like a slow link",
     "netem": "shape a network device like a slow link",
