@@ -13,9 +13,8 @@ from tests.example_count import example_count
 from tests.wire.contracts import CODES, HERE, SEEN, window_of
 
 from specact.errors import MissingExtraError, WireError
-from specact.observation import Field, ObservationSpec
 from specact.wire.exchange import Request
-from specact.wire.images import MAX_HEADER_BYTES, MAX_SCANS, read_images, read_jpegs, to_jpeg
+from specact.wire.images import MAX_HEADER_BYTES, MAX_SCANS, read_jpegs, to_jpeg
 from specact.wire.messages import ask, encode, read_ask, request_of
 
 Image = pytest.importorskip("PIL.Image")
@@ -69,14 +68,6 @@ def test_a_request_carries_frames_raw_or_as_jpeg() -> None:
         window = request_of(read_ask(encode(message)), CODES).window
         np.testing.assert_array_equal(window["image"], wanted)
         np.testing.assert_array_equal(window["state"], request.window["state"])
-
-
-def test_another_number_of_frames_is_refused() -> None:
-    spec = ObservationSpec({"image": Field(FRAMES.shape[1:], "uint8", 2)})
-    assert read_images([WHOLE] * 2, spec)["image"].shape == FRAMES.shape
-    for count in (0, 1, 3):
-        with pytest.raises(WireError, match="2"):
-            read_images([WHOLE] * count, spec)
 
 
 SIZES = [(12, 16), (16, 13), (17, 12), (10_000, 10_000), (65_500, 65_500)]
