@@ -62,10 +62,11 @@ def test_server_and_device_know_the_same_and_a_draft_changes_nothing(name: str, 
     expected, path = load_exchange(name).fingerprint, find_bundle(name)
     kind = json.loads((path / MANIFEST).read_text()).get("kind", "pair")
     copy_bundle(path, tmp_path / "device", device=kind in LEFT_OUT)
-    assert expected and load_pair(tmp_path / "device").exchange.fingerprint == expected
+    exchange = load_pair(tmp_path / "device").exchange
+    assert exchange.fingerprint == exchange.contract.fingerprint == expected != ""
     if kind != "pair":
         drafted = load_pair(tmp_path / "device", draft=name)
-        assert drafted.exchange.fingerprint == expected and drafted.fingerprint != load_pair(name).fingerprint
+        assert drafted.exchange.contract.fingerprint == expected and drafted.fingerprint != load_pair(name).fingerprint
 
 
 def test_a_pair_of_chunk_policies_knows_its_target_whoever_serves_it(tmp_path: Path) -> None:
@@ -74,13 +75,13 @@ def test_a_pair_of_chunk_policies_knows_its_target_whoever_serves_it(tmp_path: P
     for number, (draft, target) in enumerate(sources):
         folder, named = tmp_path / f"pair-{number}", target if target == described else None
         pair = make_pair(folder, draft, target, PairSettings(execute=2))
-        assert pair.exchange.fingerprint == load_exchange(target).fingerprint != ""
+        assert pair.exchange.contract.fingerprint == load_exchange(target).fingerprint != ""
         assert load_exchange(str(folder), target=named).fingerprint == pair.exchange.fingerprint != pair.fingerprint
 
 
 def test_a_function_has_none(tmp_path: Path) -> None:
     assert load_exchange(STILL).fingerprint == ""
-    assert make_pair(tmp_path / "pair", STILL, STILL).exchange.fingerprint == ""
+    assert make_pair(tmp_path / "pair", STILL, STILL).exchange.contract.fingerprint == ""
 
 
 def test_an_onnx_file_is_known_by_its_weights_wherever_they_are(tmp_path: Path) -> None:

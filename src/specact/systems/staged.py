@@ -196,7 +196,7 @@ def split_contract(spec: SplitSpec, fingerprint: str) -> wire.Contract:
     """What device and server of a target in stages agree on, given the fingerprint of the stages' files."""
     kinds = {kind: wire.Kind(Layout({}), spec.reply(*at)) for kind, at in _cuts(spec).items()}
     agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
-    return wire.Contract("split", agreed, spec.observation, kinds)
+    return wire.Contract("split", agreed, spec.observation, kinds, fingerprint=fingerprint)
 
 
 @np.errstate(over="ignore", invalid="ignore")

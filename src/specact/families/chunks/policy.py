@@ -122,11 +122,12 @@ def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
 
 
 def chunk_contract(
-    spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None, **stated: Any
+    spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None, fingerprint: str = "", **stated: Any
 ) -> Contract:
     """What device and server of a chunk policy agree on; a server states the range of the ``units``, if known.
 
-    Where a family's server verifies, ``verify`` is its request of each step. It may state more.
+    Where a family's server verifies, ``verify`` is its request of each step. It may state more. The fingerprint is the
+    target's.
     """
     chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
     old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
@@ -136,7 +137,7 @@ def chunk_contract(
     }
     limits = {} if units is None else {"low": units.centre - units.scale, "high": units.centre + units.scale}
     stated |= {name: limit.tolist() for name, limit in limits.items()}
-    contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated)
+    contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated, fingerprint=fingerprint)
     return contract if verify is None else replace(contract, kinds=kinds | {"verify": verify}, step_kind="verify")
 
 
@@ -171,7 +172,7 @@ class ChunkExchange:
         units: ActionUnits | None = None, verifies: Kind | None = None, **stated: Any,
     ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._target = name, fingerprint, target
-        self.contract = chunk_contract(spec, units, verifies, **stated)
+        self.contract = chunk_contract(spec, units, verifies, fingerprint, **stated)
 
     @cached_property
     def policy(self) -> ChunkPolicy:
