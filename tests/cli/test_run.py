@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Ended, Life
+from tests.cli.conftest import Ended, Life, Typed
+from tests.remote.conftest import Peer, listening
 
 from specact import SpeculativePolicy, load_pair
 from specact.cli.run import audits_of, read_budget, true_skip
@@ -18,7 +20,7 @@ from specact.gates import Never
 from specact.gates.calibration import Calibration
 from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
 from specact.gates.settings import gate_settings
-from specact.wire.messages import exchange_bytes
+from specact.wire.messages import ErrorCode, Failure, Hello, exchange_bytes, read_hello
 
 STILL = [0.25, -0.5]
 STOP = ("--stop-action", *map(str, STILL))
@@ -48,6 +50,24 @@ def test_anything_with_observe_and_act_is_driven(life: Life, ball: Words) -> Non
     for robot, named in (("Runner", "Runner"), ("Absent", "no such device: /dev/arm0")):
         refused = life.run(*ball, "--robot", f"toy:{robot}")
         assert refused.status == 2 and named in refused.remarks
+
+
+def test_a_server_without_room_is_an_error_before_the_robot_moves(typed: Typed) -> None:
+    hellos: list[Hello] = []
+
+    def refuse(side: socket.socket) -> None:
+        peer = Peer(side)
+        for message in peer.messages():
+            hellos.append(read_hello(message))
+            peer.say(Failure(None, ErrorCode.OVERLOADED, "no deadline of 40 ms is kept beside 64 robots"))
+
+    with listening(refuse) as port:
+        for hold in ("0.5", "30ms"):
+            words = ("--hold", hold, "--rate-hz", "10", "--deadline-ms", "40", "--episodes", "1")
+            done = typed("run", "ball", "--server", f"ws://127.0.0.1:{port}", *words)
+            assert done.status == 2 and "beside 64 robots" in done.remarks
+    # Five actions of a chunk are executed; a time leaves room for any share.
+    assert {(hello.rate_hz, hello.deadline_ms) for hello in hellos} == {(1.0, 40.0), (2.0, 40.0)}
 
 
 def test_late_verdicts_are_counted(life: Life, ball: Words) -> None:

@@ -29,7 +29,7 @@ from specact.remote import Client, Endpoint, RemoteTarget
 from specact.rng import StepAddress
 from specact.types import ActionUnits, Miss
 from specact.wire import openpi
-from specact.wire.messages import PROTOCOL, Reply, Welcome, encode, read_ask, request_of
+from specact.wire.messages import PROTOCOL, Hello, Reply, Welcome, encode, read_ask, read_hello, request_of
 
 QUICK = {"first_delay_s": 0.01, "longest_delay_s": 0.05}
 PATIENT_MS = 20_000.0
@@ -159,6 +159,7 @@ class There:
         behave: told of every question; :func:`honest` answers as a server should.
         greeting: its first message, of openpi's protocol unasked; None for none.
         questions, peers: all of them, whichever connection they came by; and the connections.
+        hellos: first messages of specact's protocol.
     """
 
     def __init__(self, protocol: str) -> None:
@@ -169,6 +170,7 @@ class There:
         self.greeting: Any = welcome if self.native else openpi.encode({"reset_pose": [0.0, 1.0]})
         self.questions: list[Question] = []
         self.peers: list[Peer] = []
+        self.hellos: list[Hello] = []
         self.released = threading.Event()
 
     def reply(self, question: Question, number: float | None = None, **fields: Any) -> Any:
@@ -184,6 +186,7 @@ class There:
         self.peers.append(peer)
         for payload in peer.messages():
             if not greeted:
+                self.hellos.append(read_hello(payload))
                 peer.say(self.greeting)
             elif self.native:
                 ask = read_ask(payload)

@@ -38,7 +38,7 @@ from tests.remote.conftest import (
     timeouts,
 )
 
-from specact import Pair
+from specact import Pair, connect
 from specact.errors import ConfigError, RefusedError
 from specact.pair import Pending
 from specact.remote import Client, Endpoint, RemoteTarget, RemoteVerifier, remote_verifier
@@ -355,13 +355,13 @@ def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at
 # First messages that are not accepted, by a word of the reason; and those after which another attempt may succeed.
 GREETINGS: dict[tuple[str, str], Any] = {
     ("specact", "chunks"): {"family": "codes"}, ("specact", "action"): {"spec": {}},
-    ("specact", "arrays"): {"kinds": {}}, ("specact", "fedcba9876543210"): {"target": "fedcba9876543210"},
+    ("specact", "infer"): {"kinds": {}}, ("specact", "fedcba9876543210"): {"target": "fedcba9876543210"},
     ("specact", "token"): Failure(None, ErrorCode.UNAUTHORIZED, "the token\x1b[31m is wrong"),
     ("specact", "64 robots"): Failure(None, ErrorCode.OVERLOADED, "no deadline of 50 ms beside 64 robots"),
     ("specact", "is not a message"): b"\xc1", ("specact", "a message"): "hello",
     ("openpi", "fedcba9876543210"): openpi.encode({"specact": "0", "fingerprint": "fedcba9876543210"}
                                                   | openpi.metadata(CONTRACT) | {"family": CONTRACT.family}),
-    ("openpi", "is not a message"): b"\xc1", ("openpi", "one map"): b"\x01",
+    ("openpi", "msgpack"): b"\xc1", ("openpi", "one map"): b"\x01",
 }  # fmt: skip
 PASSING: dict[tuple[str, str], Any] = {
     ("specact", "shutting"): Failure(None, ErrorCode.SHUTTING_DOWN, "the server is shutting down"),
@@ -398,6 +398,15 @@ def test_a_server_that_was_full_is_tried_again_and_one_of_the_same_target_is_the
         assert "full" in str(client.problem)
         there.greeting = welcome
         wait_for(lambda: client.problem is None)
+
+
+def test_a_device_says_how_often_and_by_when_it_will_ask() -> None:
+    with misbehaving("specact") as (there, port):
+        with Client(at(port), CONTRACT, rate_hz=4.0, deadline_ms=50.0) as client:
+            client.connect(10.0)
+        connect(f"ws://127.0.0.1:{port}", rate_hz=lambda spec: spec.rate_hz / spec.chunk, deadline_ms=90.0).close()
+        said = [(hello.rate_hz, hello.deadline_ms) for hello in there.hellos]
+        assert said == [(4.0, 50.0), (None, None), (20.0 / 3.0, 90.0)]
 
 
 def test_the_names_of_a_server_are_printable_and_short() -> None:

@@ -237,7 +237,7 @@ def test_whatever_is_sent_has_a_typed_answer_or_ends_its_connection(path: str) -
                     answer = robot.connection.recv(timeout=60)
                     assert b"Traceback" not in (answer.encode() if isinstance(answer, str) else answer)
                     if path == PATH:
-                        reply = read_reply(answer)  # type: ignore[arg-type]
+                        reply = read_reply(answer)
                         assert isinstance(reply, Reply) or reply.code != "internal"
                 except ConnectionClosed as closing:
                     assert closing.rcvd is not None and closing.rcvd.code in (1002, 1007, 1008, 1009)

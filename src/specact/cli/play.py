@@ -14,6 +14,7 @@ from specact.cli.options import Access, ConfigFile, Flat, Maybe, Options
 from specact.cli.output import remark
 from specact.errors import ConfigError
 from specact.execution.schedule import Execution, Kind
+from specact.families.chunks.policy import ChunkSpec
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
 from specact.remote.client import Client
@@ -60,12 +61,9 @@ class Play(Options):
         """The policy, in this process or on a server; the stack closes the client, and ends the inferences."""
         source, client, units, env, described = self._source(stack)
         spec, tuning = source.spec, self.session.tuning
-        execute = self.execute_actions or max(1, spec.chunk // 2)
-        usual = 0 if self.execution == "synchronous" else execute // 2
-        overlap = usual if self.overlap_actions is None else self.overlap_actions
-        execution = Execution(self.execution, execute, overlap)
+        execution = self._execution(spec)
         period_s, deadline_s = 1.0 / (tuning.rate_hz or spec.rate_hz), self.deadline_ms / 1e3
-        usual_age_s = max(deadline_s, overlap * period_s) + (execute + 1) * period_s
+        usual_age_s = max(deadline_s, execution.overlap * period_s) + (execution.execute + 1) * period_s
         fallback = self.session.fallback_within(usual_age_s, units)
         inference = stack.enter_context(InferenceThread(source))
 
@@ -82,6 +80,16 @@ class Play(Options):
             return journal.summary() | runner.summary() | {"link": link}
 
         return Plan(env, spec.observation, period_s, make, summarise, described)
+
+    def _execution(self, spec: ChunkSpec) -> Execution:
+        execute = self.execute_actions or max(1, spec.chunk // 2)
+        usual = 0 if self.execution == "synchronous" else execute // 2
+        return Execution(self.execution, execute, usual if self.overlap_actions is None else self.overlap_actions)
+
+    def _requests_hz(self, spec: ChunkSpec) -> float:
+        """How many requests a second are expected: what is left of a chunk is not played where the next replaces it."""
+        execution, rate_hz = self._execution(spec), self.session.tuning.rate_hz or spec.rate_hz
+        return rate_hz / max(1, execution.execute - (execution.overlap if execution.by_time else 0))
 
     def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
         """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""
@@ -100,7 +108,7 @@ class Play(Options):
         access, tuning = self.session.access, self.session.tuning
         remote = stack.enter_context(connect(
             self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,
-            timeout=10.0, jpeg_quality=tuning.jpeg_quality, seed=tuning.seed,
+            timeout=10.0, jpeg_quality=tuning.jpeg_quality, seed=tuning.seed, rate_hz=self._requests_hz,
         ))  # fmt: skip
         return remote, remote.client, remote.units, "", about(remote.name, remote.fingerprint, remote.units)
 

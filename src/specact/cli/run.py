@@ -100,7 +100,9 @@ class Run(Options):
         gate = deciding_gate(pair, self.gate, rate, budget, details.gate_options)
         gate.audit_rate = details.audit_rate
         audits = audits_of(pair, self.gate, rate, budget) if details.audit_rate else None
-        verifier, client, placed = self._verifier(stack, pair, deadline_ms)
+        # What a latency leaves room for is not known before.
+        share = 1.0 if budget is None or isinstance(budget, LatencyBudget) else budget.rate
+        verifier, client, placed = self._verifier(stack, pair, deadline_ms, share / chunk_s)
         policy = SpeculativePolicy(
             pair, gate, verifier=verifier, fallback=fallback,
             verdicts=LateVerdicts(math.inf) if late else WAIT, seed=tuning.seed,
@@ -128,7 +130,7 @@ class Run(Options):
         return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, described, note)
 
     def _verifier(
-        self, stack: ExitStack, pair: Pair[Any], deadline_ms: float
+        self, stack: ExitStack, pair: Pair[Any], deadline_ms: float, rate_hz: float
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
         from specact.families.chunks.remote import target_endpoint
@@ -140,7 +142,9 @@ class Run(Options):
         fixed = int(cut) if folder and cut.isdecimal() else None
         staged = None if split is None else load_staged(Path(split if fixed is None else folder))
         contract = pair.exchange.contract if staged is None else split_contract(staged.spec, staged.fingerprint)
-        client = stack.enter_context(Client(endpoint, contract, tuning.name, jpeg_quality=tuning.jpeg_quality))
+        client = stack.enter_context(Client(
+            endpoint, contract, tuning.name, tuning.jpeg_quality, rate_hz=rate_hz or None, deadline_ms=deadline_ms
+        ))  # fmt: skip
         client.connect(10.0)
         if staged is None:
             return remote_verifier(client, pair, deadline_ms, self.details.sampling), client, None

@@ -6,16 +6,16 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 
 from specact.errors import ConfigError, RefusedError, RemoteError, WireError
 from specact.pair import Pending
-from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
+from specact.remote.endpoint import Counts, Endpoint, Stream, StreamClosedError
 from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
 from specact.types import Cause, Miss, OffloadTimes
 from specact.wire import messages
@@ -41,40 +41,28 @@ _JITTER = random.SystemRandom()
 
 
 class NativeConversation(Stream):
-    """A connection to a server of specact's own protocol; without a contract it asks for the server's.
+    """A connection to a server of specact's own protocol; without a contract it asks for the server's."""
 
-    Attributes:
-        single, kinds: whether an outstanding reply blocks further requests, and the kinds of requests; empty for all.
-        alive_s: time of the last sign of life (monotonic clock).
-    """
-
-    scheme, refusal, single, kinds = "Bearer", "refuses this device", False, ()
+    single, scheme, refusal = False, "Bearer", "refuses this device"
 
     def __init__(
-        self, endpoint: Endpoint, timeout: float, robot: str, contract: Contract | None, jpeg_quality: int | None = None
-    ) -> None:
-        terms = () if contract is None else (contract.family, dict(contract.spec))
-        self._hello = messages.Hello(messages.PROTOCOL, robot, *terms)
+        self, endpoint: Endpoint, timeout: float, robot: str, contract: Contract | None = None,
+        jpeg_quality: int | None = None, rate_hz: float | None = None, deadline_ms: float | None = None,
+    ) -> None:  # fmt: skip
+        family, spec = (None, {}) if contract is None else (contract.family, dict(contract.spec))
+        self._hello = messages.Hello(messages.PROTOCOL, robot, family, spec, rate_hz, deadline_ms)
         self._contract, self._jpeg_quality = contract, jpeg_quality
         limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
         super().__init__(endpoint, messages.PATH, timeout, limit)
 
-    @property
-    def alive_s(self) -> float:
-        return self.heard_s
-
-    def ask(
-        self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
-    ) -> None:
-        """Sends a request within ``timeout`` seconds."""
+    def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
         assert self._contract is not None, "otherwise there are no requests"
-        message = messages.ask(request, self._contract, kind, identity, deadline_ms, report, self._jpeg_quality)
+        message = messages.ask(request, self._contract, kind, number, deadline_ms, report, self._jpeg_quality)
         self.send(messages.encode(message), timeout)
 
     def reply(self, timeout: float) -> Reply | Failure | None:
-        """The next reply, or None if none arrives within ``timeout`` seconds; WireError for an unreadable message."""
         message = self.receive(timeout)
-        return None if message is None else messages.read_reply(_binary(message))
+        return None if message is None else messages.read_reply(message)
 
     def _greet(self, until: float) -> Welcome:
         # The server may have refused and closed already; then it has said why.
@@ -83,26 +71,14 @@ class NativeConversation(Stream):
         message, contract = self.receive(max(0.0, until - time.monotonic())), self._contract
         if message is None:
             raise StreamClosedError("it did not answer the hello in time")
-        welcome = messages.read_welcome(_binary(message))
+        welcome = messages.read_welcome(message)
         if contract is not None:
-            check_terms(contract, welcome.family, welcome.spec, printable(welcome.target, 64))
-            # A server may offer more.
-            if any(welcome.kinds.get(name) != arrays for name, arrays in contract.describe().items()):
-                raise WireError(
-                    ErrorCode.MISMATCH,
-                    "device and server differ in the arrays of their messages; install the same version of specact, "
-                    "or of the family, on both",
-                )
+            # A server may offer more kinds of requests.
+            terms = {**contract.spec, **contract.describe()}
+            offered = {**welcome.spec, **welcome.kinds}
+            check_terms(replace(contract, spec=terms), welcome.family, offered, printable(welcome.target, 64))
         texts = {name: printable(getattr(welcome, name), 64) for name in ("bundle", "target", "version", "family")}
-        return replace(welcome, **texts)
-
-
-def _binary(message: bytearray | str) -> bytearray | bytes:
-    """Text, which is not part of the protocol, as no message."""
-    return b"" if isinstance(message, str) else message
-
-
-Conversation = NativeConversation | OpenpiConversation
+        return structs.replace(welcome, **texts)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +104,8 @@ class Client:
 
     Nothing is sent again, and after three consecutive missed deadlines nothing is sent until something is received,
     then one request at a time: a dead link costs three deadlines. Use it as a context manager. ``jpeg_quality`` (1 to
-    95) sends camera frames as JPEG, which needs Pillow; ``robot`` is its name on the server's status page.
+    95) sends camera frames as JPEG, which needs Pillow; ``robot`` is its name on the server's status page. A server
+    that could not keep ``deadline_ms`` for ``rate_hz`` requests a second, where they are known, refuses the robot.
 
     Attributes:
         welcome, problem: the server's reply to the hello, and why there is currently no connection; each None if not.
@@ -138,8 +115,9 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: Endpoint, contract: Contract, robot: str = "robot", jpeg_quality: int | None = None
-    ) -> None:
+        self, endpoint: Endpoint, contract: Contract, robot: str = "robot", jpeg_quality: int | None = None, *,
+        rate_hz: float | None = None, deadline_ms: float | None = None,
+    ) -> None:  # fmt: skip
         if jpeg_quality is not None:
             if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
                 raise ConfigError(
@@ -148,15 +126,15 @@ class Client:
                 )
             # Raises now, before a robot moves, if Pillow is missing.
             to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
-        self._endpoint, self._robot, self._jpeg_quality = endpoint, robot, jpeg_quality
+        self._endpoint, self._hello = endpoint, (robot, contract, jpeg_quality, rate_hz, deadline_ms)
         self.contract = contract
         self.welcome: Welcome | None = None
         self.problem: str | None = f"no connection to {endpoint} yet"
-        self.report: Mapping[str, int] = {}
+        self.report: Counts = {}
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._wake, self._settled, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._conversation: Conversation | None = None
+        self._stream: Stream | None = None
         self._next_id = self._unsolicited = 0
         # Requests without a reply, also those that nobody waits for any more.
         self._outstanding: dict[int, _Waiting] = {}
@@ -197,51 +175,48 @@ class Client:
     ) -> Pending[tuple[Arrays, OffloadTimes]]:
         """Sends a request immediately, or not at all where there is no connection, an unresponsive or a busy one.
 
-        Args:
-            kind, request: one of the contract's, and the request itself.
-            deadline_ms: of its reply, from now; after it the connection is closed if the request could not be sent.
-            wait_if_busy: whether to wait for the last reply of a server that answers one request at a time (openpi's).
-
-        Returns:
-            Its arrays, finite and in range, and the times; or why there are none.
+        The result are the reply's arrays, finite and in range, and the times; or why there are none. The deadline of
+        the reply counts from now; after it the connection is closed if the request could not be sent. ``wait_if_busy``
+        waits for the last reply of a server that answers one request at a time (openpi's).
         """
         now = time.monotonic()
         waiting, layout = _Waiting(now, now + deadline_ms / 1e3), self.contract.kinds[kind].reply
         with self._lock:
-            self._use(lambda conversation: self._send(conversation, kind, request, waiting, deadline_ms, wait_if_busy))
+            self._use(lambda stream: self._send(stream, kind, request, waiting, deadline_ms, wait_if_busy))
             if not waiting.sent and waiting.cause is None:
                 waiting.cause = "disconnected"
         waiting.sent_s = time.monotonic()
         return Pending(lambda: self._result(waiting, layout), lambda: self._done(waiting), waiting.sent)
 
-    def _use(self, act: Callable[[Conversation], object]) -> None:
+    def _use(self, act: Callable[[Stream], object]) -> None:
         """Does something with the connection, if there is one, under the lock; drops it if it ends now."""
-        if self._conversation is not None:
+        if self._stream is not None:
             try:
-                act(self._conversation)
+                act(self._stream)
             except StreamClosedError as error:
                 self._drop(str(error))
 
     def _send(
-        self, conversation: Conversation, kind: str, request: Request, waiting: _Waiting, deadline_ms: float,
+        self, stream: Stream, kind: str, request: Request, waiting: _Waiting, deadline_ms: float,
         wait_if_busy: bool,
     ) -> None:  # fmt: skip
         """Sends a request, or gives it the cause for which it is not sent."""
         if self._outstanding or self._misses:
-            self._drain(conversation)
-            while conversation.single and self._outstanding:
-                if not (wait_if_busy and self._read(conversation, waiting.until - time.monotonic())):
+            self._drain(stream)
+            while stream.single and self._outstanding:
+                if not (wait_if_busy and self._read(stream, waiting.until - time.monotonic())):
                     waiting.cause = "deadline"
                     return
-            if self._is_unresponsive(conversation):
+            if self._is_unresponsive(stream):
                 waiting.cause = "held_back"
                 return
-        if conversation.kinds and kind not in conversation.kinds:
+        if stream.single and kind != "infer":
+            # As openpi's protocol has it.
             waiting.cause = "refused"
             return
         self._next_id += 1
         left = waiting.until - time.monotonic()
-        conversation.ask(kind, request, self._next_id, deadline_ms, self.report, left)
+        stream.ask(kind, request, self._next_id, deadline_ms, self.report, left)
         self._outstanding[self._next_id], waiting.sent = waiting, True
         if len(self._outstanding) > _MAX_OUTSTANDING:
             oldest = self._outstanding.pop(next(iter(self._outstanding)))
@@ -258,7 +233,7 @@ class Client:
     def _result(self, waiting: _Waiting, layout: Layout) -> tuple[Arrays, OffloadTimes] | Miss:
         """The arrays of the reply, or why there are none; blocks until the deadline at most."""
         with self._lock:
-            self._use(lambda conversation: self._wait(conversation, waiting))
+            self._use(lambda stream: self._wait(stream, waiting))
             if waiting.reply is not None:
                 self._misses = 0
                 self.counts["answered"] += 1
@@ -275,23 +250,23 @@ class Client:
             waiting.cause = _CAUSES.get(reply.code, "refused")
         return Miss(waiting.cause or "disconnected", OffloadTimes(network=now - waiting.started_s), waiting.sent)
 
-    def _wait(self, conversation: Conversation, waiting: _Waiting) -> None:
+    def _wait(self, stream: Stream, waiting: _Waiting) -> None:
         """Reads until the reply is there or the deadline has passed; what has arrived is read even after that."""
         last = max(waiting.until, time.monotonic() + _DRAIN_BUDGET_S)
         while waiting.open:
-            arrived = self._read(conversation, max(0.0, waiting.until - time.monotonic()))
+            arrived = self._read(stream, max(0.0, waiting.until - time.monotonic()))
             if waiting.reply is None and (not arrived or time.monotonic() > last):
                 waiting.cause = waiting.cause or "deadline"
                 self._misses, self._last_miss_s = self._misses + 1, time.monotonic()
                 self._wake.set()
 
-    def _read(self, conversation: Conversation, timeout: float) -> bool:
+    def _read(self, stream: Stream, timeout: float) -> bool:
         """Reads one message and hands it to the request that it answers; False if none arrives in time."""
         try:
-            reply = conversation.reply(timeout)
+            reply = stream.reply(timeout)
         except WireError:
             self.counts["unreadable"] += 1
-            if conversation.single and self._outstanding:
+            if stream.single and self._outstanding:
                 self._outstanding.popitem()[1].cause = "invalid"
                 return True
             reply = Failure(None, ErrorCode.BAD_MESSAGE, "")
@@ -309,16 +284,16 @@ class Client:
             waiting.reply, waiting.arrived_s = reply, time.monotonic()
         return True
 
-    def _drain(self, conversation: Conversation) -> None:
+    def _drain(self, stream: Stream) -> None:
         """Reads what has arrived, within a time budget."""
         last = time.monotonic() + _DRAIN_BUDGET_S
-        while self._read(conversation, 0.0) and time.monotonic() <= last:
+        while self._read(stream, 0.0) and time.monotonic() <= last:
             pass
 
     def _run(self) -> None:
         delay, since = 0.0, 0.0
         while not self._closing.is_set():
-            if self._conversation is not None:
+            if self._stream is not None:
                 # The control loop has priority; it reads by itself.
                 if self._lock.acquire(blocking=False):
                     try:
@@ -338,10 +313,10 @@ class Client:
     def _connect(self) -> None:
         endpoint, timeout = self._endpoint, CONNECT_TIMEOUT_S
         try:
-            conversation: Conversation = (
+            stream: Stream = (
                 OpenpiConversation(endpoint, timeout, self.contract)
                 if isinstance(endpoint, OpenpiEndpoint)
-                else NativeConversation(endpoint, timeout, self._robot, self.contract, self._jpeg_quality)
+                else NativeConversation(endpoint, timeout, *self._hello)
             )
         except RemoteError as error:
             self.problem = printable(str(error))
@@ -349,35 +324,35 @@ class Client:
                 self._settled.set()
             return
         with self._lock:
-            self._conversation, self.welcome, self.problem = conversation, conversation.welcome, None
+            self._stream, self.welcome, self.problem = stream, stream.welcome, None
             self._misses = self._unsolicited = 0
             self.counts["connections"] += 1
         self._settled.set()
 
-    def _check(self, conversation: Conversation) -> None:
+    def _check(self, stream: Stream) -> None:
         """Reads what nobody waits for, and pings a silent server."""
-        self._drain(conversation)
-        if conversation.single and not self._outstanding:
+        self._drain(stream)
+        if stream.single and not self._outstanding:
             # Its silence is normal.
             return
-        silence = time.monotonic() - conversation.alive_s
+        silence = time.monotonic() - stream.alive_s
         if silence > SILENCE_S:
             raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
         # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of openpi's
         # protocol gets none, because its inference may block its pongs.
-        quiet = silence > SILENCE_S / 3 or self._is_unresponsive(conversation)
-        if quiet and not conversation.single and self._last_ping_s <= conversation.alive_s:
+        quiet = silence > SILENCE_S / 3 or self._is_unresponsive(stream)
+        if quiet and not stream.single and self._last_ping_s <= stream.alive_s:
             self._last_ping_s = time.monotonic()
-            conversation.send(b"", mark=b"alive?")
+            stream.send(b"", mark=b"alive?")
 
-    def _is_unresponsive(self, conversation: Conversation) -> bool:
+    def _is_unresponsive(self, stream: Stream) -> bool:
         """Whether too many deadlines were missed without a sign of life since, which allows one request."""
-        return self._misses >= _MAX_MISSES and conversation.alive_s <= self._last_miss_s
+        return self._misses >= _MAX_MISSES and stream.alive_s <= self._last_miss_s
 
     def _drop(self, why: str) -> None:
-        if self._conversation is not None:
-            self._conversation.close()
-            self._conversation, self.problem = None, printable(why)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream, self.problem = None, printable(why)
             # Outstanding requests are lost; ids are never reused.
             for waiting in self._outstanding.values():
                 waiting.cause = waiting.cause or "disconnected"

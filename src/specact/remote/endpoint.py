@@ -8,6 +8,7 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,10 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from specact.errors import ConfigError, RefusedError, RemoteError, WireError, unknown_name
-from specact.wire.messages import ErrorCode, Welcome, printable
+from specact.wire.exchange import Request
+from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, printable
 
+Counts = Mapping[str, int]
 PORT = 8600
 _HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
 # Bytes per read: a hostile peer's thousands of tiny frames in one read cost at most about 40 ms, once.
@@ -130,8 +133,9 @@ class Stream(ABC):
     Nothing blocks for longer than the timeouts given [s]; a message of more than ``max_message_bytes`` closes it.
 
     Attributes:
+        single: whether nothing is sent while a reply is outstanding; then a reply alone is a sign of life.
         welcome: the server's, or what it said instead.
-        heard_s: when the last byte arrived (monotonic clock).
+        alive_s: time of the last sign of life (monotonic clock).
         pong: payload of the last pong before the message received last.
 
     Raises:
@@ -139,6 +143,7 @@ class Stream(ABC):
         RefusedError: if it refuses this device, or is not the one expected.
     """
 
+    single: ClassVar[bool]
     scheme: ClassVar[str]  # of the Authorization header
     refusal: ClassVar[str]  # what it means if the first messages fail
 
@@ -149,7 +154,7 @@ class Stream(ABC):
         self._text, self._last_pong, self._second, self._idle_frames = False, b"", 0, 0
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
-        self._socket, self.heard_s = endpoint.connect(until), time.monotonic()
+        self._socket, self.alive_s = endpoint.connect(until), time.monotonic()
         hint = "" if endpoint.scheme == "wss" else "; for a server with TLS use wss://"
         what, refused = "does not accept this connection", False
         try:
@@ -167,6 +172,14 @@ class Stream(ABC):
     @abstractmethod
     def _greet(self, until: float) -> Welcome:
         """Exchanges the first messages ``until`` then; WireError if the server refuses, or is not the one expected."""
+
+    @abstractmethod
+    def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
+        """Sends a request within ``timeout`` seconds."""
+
+    @abstractmethod
+    def reply(self, timeout: float) -> Reply | Failure | None:
+        """The next reply, or None if none arrives within ``timeout`` seconds; WireError for an unreadable message."""
 
     def send(self, payload: bytes, timeout: float = _CONTROL_TIMEOUT_S, mark: bytes = b"") -> None:
         """Hands a binary message, if it is not empty, to the operating system within ``timeout`` seconds.
@@ -223,7 +236,9 @@ class Stream(ABC):
             return
         except OSError as error:
             raise self._lost(error) from None
-        self.heard_s, protocol = time.monotonic(), self._protocol
+        protocol = self._protocol
+        if not self.single:
+            self.alive_s = time.monotonic()
         if count:
             protocol.receive_data(self._buffer[:count])  # type: ignore[arg-type]  # it copies any buffer
         else:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
+from specact.remote.endpoint import Counts, Endpoint, Stream, StreamClosedError
 from specact.wire import openpi
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Reply, Welcome, bad, check_terms, printable
@@ -56,8 +56,7 @@ class OpenpiConversation(Stream):
     its measured time included. ``metadata`` is the server's first message.
     """
 
-    scheme, single, kinds = "Api-Key", True, ("infer",)
-    refusal = "does not speak openpi's protocol, or serves another policy"
+    single, scheme, refusal = True, "Api-Key", "does not speak openpi's protocol, or serves another policy"
 
     def __init__(self, endpoint: OpenpiEndpoint, timeout: float, contract: Contract | None = None) -> None:
         self._format, self._contract = endpoint, contract
@@ -65,27 +64,24 @@ class OpenpiConversation(Stream):
         self._last_message = bytearray()
         limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
         super().__init__(endpoint, endpoint.path, timeout, limit)
-        self.alive_s = self.heard_s
 
-    def ask(
-        self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
-    ) -> None:
-        self._outstanding, self.alive_s = identity, time.monotonic()
-        self.send(openpi.encode(self._observation(request)), timeout, _mark(identity))
+    def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
+        self._outstanding, self.alive_s = number, time.monotonic()
+        self.send(openpi.encode(self._observation(request)), timeout, _mark(number))
 
     def reply(self, timeout: float) -> Reply | Failure | None:
-        message, identity = self.receive(timeout), self._outstanding
+        message, number = self.receive(timeout), self._outstanding
         if message is None:
             return None
-        if identity is None or self.pong != _mark(identity):
+        if number is None or self.pong != _mark(number):
             raise StreamClosedError("the server sent a message that answers no request, or leaves pings unanswered")
         self._outstanding, self.alive_s = None, time.monotonic()
         if isinstance(message, str):
-            return Failure(identity, ErrorCode.INTERNAL, message)
+            return Failure(number, ErrorCode.INTERNAL, message)
         if message == self._last_message and _TIMING_KEY in message:
             raise StreamClosedError("the server sent a reply twice")
         self._last_message = message
-        return self._reply(openpi.decode(message), identity)
+        return self._reply(openpi.decode(message), number)
 
     def _greet(self, until: float) -> Welcome:
         message, contract = self.receive(max(0.0, until - time.monotonic())), self._contract
@@ -118,7 +114,7 @@ class OpenpiConversation(Stream):
             sent[field_name] = np.moveaxis(array, -1, -3) if key.channels_first else array
         return sent
 
-    def _reply(self, said: dict[str, Any], identity: int) -> Reply:
+    def _reply(self, said: dict[str, Any], number: int) -> Reply:
         timing, actions = said.get("server_timing"), said.get("actions")
         spent = timing.get("infer_ms") if isinstance(timing, dict) else None
         infer_ms = float(spent) if isinstance(spent, int | float | np.number) and 0.0 <= spent < 1e9 else 0.0
@@ -132,8 +128,8 @@ class OpenpiConversation(Stream):
             arrays = self._contract.kinds["infer"].reply.pack({openpi.CHUNK: chunk})
         except ValueError as error:
             raise bad(str(error)) from None
-        return Reply(identity, 0.0, infer_ms, infer_ms, 1, arrays)
+        return Reply(number, 0.0, infer_ms, infer_ms, 1, arrays)
 
 
-def _mark(identity: int) -> bytes:
-    return struct.pack(">Q", identity)
+def _mark(number: int) -> bytes:
+    return struct.pack(">Q", number)

@@ -107,24 +107,24 @@ class Failure(Struct, array_like=True, tag="error", gc=False):
 encode = msgpack.Encoder().encode
 
 
-def _reader(kind: Any) -> Callable[[bytes | bytearray], Any]:
+def _reader(kind: Any) -> Callable[[bytes | bytearray | str], Any]:
     decode = msgpack.Decoder(kind).decode
 
-    def read(payload: bytes | bytearray) -> Any:
+    def read(payload: Any) -> Any:
         """A message, whose arrays are not read yet; raises WireError, ``bad_message``."""
         try:
             return decode(payload)
-        # Text that is no UTF-8 is a ValueError; deep nesting raises RecursionError.
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # Text that is no UTF-8 is a ValueError, a message of text a TypeError; deep nesting raises RecursionError.
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise bad(f"this is not a message of protocol {PROTOCOL}: {printable(str(error), 200)}") from None
 
     return read
 
 
 read_ask: Callable[[bytes | bytearray], Ask] = _reader(Ask)
-read_reply: Callable[[bytes | bytearray], Reply | Failure] = _reader(Reply | Failure)
+read_reply: Callable[[bytes | bytearray | str], Reply | Failure] = _reader(Reply | Failure)
 _read_hello: Callable[[bytes | bytearray], Hello] = _reader(Hello)
-_read_welcome: Callable[[bytes | bytearray], Welcome | Failure] = _reader(Welcome | Failure)
+_read_welcome: Callable[[bytes | bytearray | str], Welcome | Failure] = _reader(Welcome | Failure)
 
 
 def read_hello(payload: bytes | bytearray) -> Hello:
@@ -145,7 +145,7 @@ def read_hello(payload: bytes | bytearray) -> Hello:
     return hello
 
 
-def read_welcome(payload: bytes | bytearray) -> Welcome:
+def read_welcome(payload: bytes | bytearray | str) -> Welcome:
     """The server's answer to a hello.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -135,15 +135,17 @@ class RemotePolicy:
 def connect(
     url: str, *, deadline_ms: Deadline = 1000.0, token: str | None = None, ca: str | Path | None = None,
     robot: str = "robot", timeout: float = 5.0, jpeg_quality: int | None = None, seed: int = 0,
+    rate_hz: Callable[[ChunkSpec], float] | float | None = None,
 ) -> RemotePolicy:  # fmt: skip
     """The chunk policy of a server, ``ws://host:port``, ``wss`` likewise; its spec comes from the server.
 
     Or of one of openpi's protocol, see :func:`~specact.families.chunks.remote.openpi_source`. ``deadline_ms`` is a
     call's, ``timeout`` the first connection's [s]; ``token`` and ``ca`` (a PEM file) are for servers that need them;
     ``robot`` is this device's name there; ``jpeg_quality`` sends frames as JPEG; ``seed`` is of the server's sampling.
+    ``rate_hz`` are the calls a second that you expect, if you know, perhaps by the spec.
 
     Raises:
-        RemoteError: if there is no connection in time, or the server refuses this device.
+        RemoteError: if there is no connection in time, or the server refuses this device: it may be full.
         ConfigError: if an argument is invalid, or the server has no chunk policy.
         BundleError: if the server's spec is invalid.
     """
@@ -153,7 +155,7 @@ def connect(
         endpoint, spec, units = openpi_source(url, token, tls, timeout)
     else:
         endpoint = Endpoint.parse(url, token, tls)
-        conversation = NativeConversation(endpoint, timeout, robot, None)
+        conversation = NativeConversation(endpoint, timeout, robot)
         conversation.close()
         served = conversation.welcome
         if served.family != FAMILY:
@@ -163,7 +165,8 @@ def connect(
                 "specact.remote.remote_verifier(client, bundle, deadline_ms)"
             )
         spec, units = spec_of(served.spec)
-    client = Client(endpoint, chunk_contract(spec), robot, jpeg_quality=jpeg_quality)
+    expected_hz = rate_hz(spec) if callable(rate_hz) else rate_hz
+    client = Client(endpoint, chunk_contract(spec), robot, jpeg_quality, rate_hz=expected_hz, deadline_ms=deadline_ms)
     try:
         return RemotePolicy(client, client.connect(timeout), spec, units, deadline_ms, seed)
     except BaseException:
