@@ -118,12 +118,14 @@ def _zarr_frames(path: Path, name: str, scale: float, rows: NDArray[np.int64]) -
 
 def _whole(path: Path, array: Any) -> NDArray[Any]:
     _check(path, array)
-    check_size(repr(array.path), array.nbytes, _stored(path))
+    check_size(repr(array.path), array.nbytes, sum(file.stat().st_size for file in _chunks(path, array)))
     return np.asarray(array[...])
 
 
-def _stored(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+def _chunks(path: Path, array: Any) -> list[Path]:
+    """An array's files, without those that describe it."""
+    files = (path / array.path).rglob("*")
+    return [file for file in files if file.name[0] != "." and file.name != "zarr.json" and file.is_file()]
 
 
 def _check(path: Path, array: Any) -> None:
@@ -150,10 +152,8 @@ def _check(path: Path, array: Any) -> None:
             f"{array.fill_value}; copy the store again, or, if this is intended, write it with write_empty_chunks=True"
         )
     nbytes = math.prod(array.chunks) * array.dtype.itemsize
-    check_size(f"a chunk of {array.path!r}", nbytes, _stored(path))
-    for file in (path / array.path).rglob("*") if compressors else ():
-        if file.name[0] == "." or file.name == "zarr.json" or not file.is_file():
-            continue
+    check_size(f"a chunk of {array.path!r}", nbytes, 0)
+    for file in _chunks(path, array) if compressors else ():
         with file.open("rb") as chunk:
             size, content = _sizes(compressors[0], chunk.read(18))
         if size not in (None, file.stat().st_size):

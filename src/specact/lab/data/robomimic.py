@@ -83,13 +83,13 @@ def _check(file: Any, stored: int) -> None:
             return None
         layout = entry.id.get_create_plist()
         filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
-        if entry.external or entry.is_virtual or len(set(filters)) < len(filters) or not _FILTERS.issuperset(filters):
+        elsewhere = layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL
+        if elsewhere or len(set(filters)) < len(filters) or not _FILTERS.issuperset(filters):
             return f"{name!r} lies in other files, or is compressed twice or by a plug-in"
         # Of a camera's frames not more than a chunk is read at once.
-        camera = entry.ndim == 4 and entry.chunks
-        sizes[name if camera else ""] = (
-            math.prod(entry.chunks) * entry.dtype.itemsize if camera else sizes.get("", 0) + entry.nbytes
-        )
+        chunks = layout.get_chunk() if layout.get_layout() == h5py.h5d.CHUNKED and entry.ndim == 4 else None
+        size = math.prod(chunks or entry.shape or ()) * entry.id.get_type().get_size()
+        sizes[name if chunks else ""] = size if chunks else sizes.get("", 0) + size
         return None
 
     # A visitor that raised would end in a SystemError.
