@@ -132,6 +132,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "an unknown entry in the spec": (changed(spec={"actions": 2, "colour": 3}), "colour"),
     "a number out of range": (changed(spec={"actions": 1 << 70}), "actions"),
     "shared with nobody": (changed(shared={"target": "absent"}), "absent"),
+    "a part elsewhere": (changed(fingerprints={"../target": "0", "table": "0"}), "target"),
     "shared outside": (changed(shared={"target": "../some"}), "shared"),
     "a file that the table misses": (changed(files={"table.safetensors": "0"}), "target.onnx"),
 }
@@ -191,6 +192,17 @@ def test_a_copy_is_whole(bundle: Path, tmp_path: Path, device: bool) -> None:
     assert (out / PARTS["target"]).exists() == ("target" in copied.files) == (not device)
     assert not (out / "calibration").exists()
     assert copied.manifest.shared == {} and copied.manifest.left_out == (("target",) if device else ())
+
+
+def test_a_copy_takes_nothing_from_elsewhere(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of this computer")
+    for target in (tmp_path / "secret", tmp_path, Path("/dev/zero")):
+        (bundle / "notes").symlink_to(target)
+        with pytest.raises(BundleError, match="notes"):
+            copy_bundle(bundle, tmp_path / "copy")
+        (bundle / "notes").unlink()
+    (bundle / "notes").symlink_to(MANIFEST)
+    copy_bundle(bundle, tmp_path / "copy")
 
 
 def test_weights_in_a_file_of_their_own(bundle: Path, tmp_path: Path) -> None:

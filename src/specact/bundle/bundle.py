@@ -221,9 +221,12 @@ def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence
     Files and folders that match a pattern to ignore are not copied.
 
     Raises:
-        BundleError: if the manifest cannot be read, or a shared part is missing.
+        BundleError: if the manifest cannot be read, a shared part is missing, or a file lies elsewhere.
     """
-    manifest = read_manifest(path)
+    manifest, inside = read_manifest(path), path.resolve()
+    for file in path.rglob("*"):
+        if not file.resolve().is_relative_to(inside) or not (file.is_file() or file.is_dir()):
+            raise BundleError(f"{file} is no file, or a link out of the bundle's folder; put a copy in its place")
     left_out = [LEFT_OUT[manifest.kind]] if device else []
     patterns = shutil.ignore_patterns(*ignore, *(f"{part}.*" for part in left_out))
     shutil.copytree(path, out, ignore=patterns, dirs_exist_ok=True)

@@ -110,10 +110,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Name
     env: str
     spec: Values
-    fingerprints: dict[str, str]
+    fingerprints: dict[Name, str]
     kind: Kind = "pair"  # manifests of pairs have no kind
     left_out: tuple[str, ...] = ()
-    shared: dict[str, Name] = {}
+    shared: dict[Name, Name] = {}
     files: dict[FileName, str] = {}
     head: str = ""
     gates: Values = {}
