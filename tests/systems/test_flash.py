@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -345,6 +346,15 @@ def test_no_request_has_more_steps_than_the_served_policy(pair: Pair[Any], serve
                 assert not isinstance(found, WireError)
             else:
                 assert found.code == "bad_message" and "steps" in str(found) and f"1 to {most}" in str(found)
+
+
+def test_a_pair_that_asks_for_more_steps_is_refused_before_a_robot_moves(pair: Pair[Any]) -> None:
+    spec = load_exchange(BUNDLE, steps=2).contract.stated
+    client: Any = SimpleNamespace(welcome=SimpleNamespace(spec=spec))
+    remote_verifier(client, composed(pair, "full_2"), PATIENT_MS)
+    for rounds in ("full", "full_3", "flash"):
+        with pytest.raises(ConfigError, match="2 Euler steps at most"):
+            remote_verifier(client, composed(pair, rounds), PATIENT_MS)
 
 
 def test_rounds_of_a_batch_are_those_alone_and_cheap_ones_can_go_first(pair: Pair[Any]) -> None:

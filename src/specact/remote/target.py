@@ -68,18 +68,25 @@ def remote_verifier(
             f"the server cannot verify for the family {exchange.contract.family!r}: its target only answers; choose "
             "sampling on the device"
         )
-    check_requests(pair, exchange)
+    check_requests(pair, exchange, client)
     return RemoteVerifier(client, exchange, deadline_ms)
 
 
-def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any]) -> None:
+def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any], client: Client) -> None:
     """Refuses a pair whose proposals a server cannot verify, before a robot moves; drafts once.
 
     Raises:
-        ConfigError: for a decoding that only a target in this process can do, or lacks a part.
+        ConfigError: for a decoding that only a target in this process can do, that lacks a part, or that asks for more
+            Euler ``steps`` than the server states.
         BundleError: if the draft needs a network that is only on the server.
     """
-    exchange.request(pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0)))
+    arrays = exchange.request(pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0)))
+    most = None if client.welcome is None else client.welcome.spec.get("steps")
+    if isinstance(most, int) and "steps" in arrays and (arrays["steps"] > most).any():
+        raise ConfigError(
+            f"the server takes {most} Euler steps at most, and this pair asks for {arrays['steps'].max()}; choose "
+            "another --decoding, or start the server with more --steps"
+        )
 
 
 def probe(client: Client, requests: int, pause_s: float) -> list[OffloadTimes]:

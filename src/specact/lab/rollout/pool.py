@@ -167,7 +167,7 @@ def _live_verifier(family: FamilyRollout, client: Client, deadline_ms: float) ->
     if family.method.on_device:
         return family.verifier(LocalTarget(pair.target()))
     if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
-        check_requests(pair, exchange)
+        check_requests(pair, exchange, client)
         return RemoteVerifier(client, exchange, deadline_ms)
     return family.verifier(RemoteTarget(client, exchange, deadline_ms))
 
