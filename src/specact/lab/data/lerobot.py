@@ -271,11 +271,9 @@ def _read(file: Any, place: Path, columns: Sequence[str], rows: int = 1 << 12) -
     import pyarrow as pa
 
     stored, what, size, batches = place.stat().st_size, f"{', '.join(columns)} in {place.name}", 0, []
-    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    heads = tuple(f"{column}." for column in columns)
-    declared = [chunk.num_values for chunk in chunks if f"{chunk.path_in_schema}.".startswith(heads)]
-    check_size(what, 8 * sum(declared), stored)
+    groups, number = range(file.num_row_groups), range(file.metadata.num_columns)
+    declared = sum(file.metadata.row_group(group).column(column).num_values for group in groups for column in number)
+    check_size(what, 8 * declared, stored)
     for batch in file.iter_batches(rows, columns=list(columns)):
         size += batch.nbytes
         check_size(what, size, stored)

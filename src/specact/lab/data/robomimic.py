@@ -22,8 +22,7 @@ from specact.lab.data.readers import Recording, check_size, matrix, positive_rat
 Kind = Literal["camera", "low", "other"]
 # The key of all low-dimensional entries in one.
 LOW = "low_dim"
-# HDF5's numbers of the filters that come with it and with h5py: deflate, shuffle, fletcher32, szip, nbit, scaleoffset,
-# and LZF.
+# Filters that come with HDF5 (gzip, shuffle, fletcher32, szip, nbit, scaleoffset) and with h5py (lzf).
 _FILTERS = frozenset((1, 2, 3, 4, 5, 6, 32000))
 
 
@@ -75,25 +74,24 @@ def _check(file: Any, stored: int) -> None:
 
     sizes: dict[str, int] = {}
 
-    def see_link(name: str, link: Any) -> str | None:
-        return None if isinstance(link, h5py.HardLink) else f"{name!r} is a link to {link.path!r}"
-
-    def see(name: str, entry: Any) -> str | None:
-        if not isinstance(entry, h5py.Dataset):
-            return None
-        layout = entry.id.get_create_plist()
-        filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
-        elsewhere = layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL
-        if elsewhere or len(set(filters)) < len(filters) or not _FILTERS.issuperset(filters):
-            return f"{name!r} lies in other files, or is compressed twice or by a plug-in"
-        # Of a camera's frames not more than a chunk is read at once.
-        chunks = layout.get_chunk() if layout.get_layout() == h5py.h5d.CHUNKED and entry.ndim == 4 else None
-        size = math.prod(chunks or entry.shape or ()) * entry.id.get_type().get_size()
-        sizes[name if chunks else ""] = size if chunks else sizes.get("", 0) + size
+    def see(name: str, link: Any) -> str | None:
+        """What is wrong; a visitor that raised would end in a SystemError."""
+        if not isinstance(link, h5py.HardLink):
+            return f"{name!r} is a link to {link.path!r}"
+        entry = h5py.h5o.open(file.id, name.encode())
+        if isinstance(entry, h5py.h5d.DatasetID):
+            layout = entry.get_create_plist()
+            filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
+            elsewhere = layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL
+            if elsewhere or len(set(filters)) < len(filters) or not _FILTERS.issuperset(filters):
+                return f"{name!r} lies in other files, or is compressed twice or by a plug-in"
+            # Of a camera's frames not more than a chunk is read at once.
+            part = layout.get_chunk() if layout.get_layout() == h5py.h5d.CHUNKED and entry.rank == 4 else ()
+            size = math.prod(part or entry.shape or ()) * entry.get_type().get_size()
+            sizes[name if part else ""] = size if part else sizes.get("", 0) + size
         return None
 
-    # A visitor that raised would end in a SystemError.
-    if wrong := file.visititems_links(see_link) or file.visititems(see):
+    if wrong := file.visititems_links(see):
         raise DataError(f"{wrong}; only what is in the file itself is read: store it there, with gzip or lzf")
     for name, size in sizes.items():
         check_size(name or "its content", size, stored)
