@@ -1,16 +1,20 @@
-"""A server in a thread of the test, or as a process of its own, and a robot that says whatever a test wants."""
+"""A server in a thread of the test, or as a process of its own; robots that say whatever a test wants, and crowds."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
+import selectors
 import socket
 import ssl
+import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -39,40 +43,77 @@ HERE = StepAddress(0, 0, 0, 0)
 
 
 class Doubling:
-    """An exchange whose answer is twice the state, under a test's control.
+    """An exchange whose answer is twice the state; the state of a warm-up is zero.
 
     Attributes:
-        batches: how many requests each inference had.
-        open: inferences wait while it is not set; with ``wait`` it is not at first, except for the warm-up.
-        fails: the error that the next inference raises.
+        batches: of each inference the first number of every request.
+        open: inferences wait while it is not set.
+        each_s: how long they take for each request [s], by its first number.
+        fails: the error that they raise.
     """
 
     name, fingerprint, steady = "doubling", "0" * 16, False
 
-    def __init__(self, wait: bool = False) -> None:
+    def __init__(self, each_s: Mapping[float, float] | None = None) -> None:
         number = Layout({"x": ArraySpec((2,), np.float32)})
         kinds = {"infer": Kind(Layout({}), number), "verify": Kind(number, number)}
         self.contract = Contract("doubling", {"width": 2}, vectors(1, state=2), kinds)
-        self.batches: list[int] = []
-        self.open = threading.Event()
-        self.open.set()
+        self.batches, self.open, self.each_s = list[list[float]](), threading.Event(), each_s or {}
         self.fails: BaseException | None = None
-        self.waits = wait
+        self.open.set()
 
     def read(self, arrays: Arrays) -> Any:
         return arrays["x"]
 
+    def places(self, number: float) -> list[int]:
+        """The inferences that had a request with this first number."""
+        return [place for place, batch in enumerate(self.batches) if number in batch]
+
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        self.batches.append(len(requests))
-        assert self.open.wait(PATIENCE)
+        states = [request.window["state"][0] for request in requests]
+        numbers = [float(state[0]) for state in states]
+        time.sleep(sum(self.each_s.get(number, 0.0) for number in numbers))
+        if any(numbers):
+            self.batches.append(numbers)
+            assert self.open.wait(PATIENCE)
         if self.fails is not None:
             raise self.fails
         with np.errstate(over="ignore"):
-            return [{"x": 2 * request.window["state"][0]} for request in requests]
+            return [{"x": 2 * state} for state in states]
 
 
 def state(value: float) -> Window:
     return Window({"state": np.full((1, 2), value, np.float32)})
+
+
+def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
+    """A frame as a client sends it, masked with zeros, or one that none may send."""
+    size = len(payload)
+    length = bytes((0x80 | size,)) if size < 126 else struct.pack(">BH", 0x80 | 126, size)
+    return bytes((opcode | 0x80 * fin,)) + length + bytes(4) + payload
+
+
+def requests(
+    contract: Contract, window: Window, count: int, kind: str = "infer", deadline_ms: float = 60_000.0
+) -> bytes:
+    """Frames with so many requests, numbered from 0."""
+    request = Request(window, HERE, contract.kinds[kind].request.example())
+    return b"".join(frame(0x2, encode(ask(request, contract, kind, number, deadline_ms))) for number in range(count))
+
+
+HELLO = frame(0x2, encode(Hello(PROTOCOL, "crowd")))
+UPGRADE = {"Host": "127.0.0.1", "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
+           "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}  # fmt: skip
+
+
+def opening(path: str = PATH, **headers: str) -> bytes:
+    """The head with which a WebSocket begins."""
+    lines = [f"{name}: {value}" for name, value in (UPGRADE | headers).items()]
+    return "\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode()
+
+
+def bearer(token: str, scheme: str = "Bearer") -> dict[str, str]:
+    return {"Authorization": f"{scheme} {token}"}
 
 
 class Robot:
@@ -93,6 +134,9 @@ class Robot:
         request = Request(window, HERE, {} if arrays is None else arrays)
         self.connection.send(encode(ask(request, self.contract, kind, number, deadline_ms, report)))
 
+    def raw(self, data: bytes) -> None:
+        self.connection.socket.sendall(data)
+
     def receive(self) -> Reply | Failure:
         return read_reply(self._receive())
 
@@ -109,12 +153,12 @@ class Robot:
         assert isinstance(answer, Reply) and answer.id == number, answer
         return self.contract.kinds[kind].reply.unpack(answer.arrays)
 
-    def closed(self) -> int:
-        """The code with which the server closes; no message comes before."""
-        with pytest.raises(ConnectionClosed) as closing:
-            self.connection.recv(timeout=PATIENCE)
-        assert closing.value.rcvd is not None, closing.value
-        return int(closing.value.rcvd.code)
+    def end(self) -> int | None:
+        """The code of the close frame that the server sends, after any messages; None if there is none."""
+        with suppress(ConnectionClosed):
+            while True:
+                self.connection.recv(timeout=PATIENCE)
+        return self.connection.close_code
 
     def _receive(self) -> bytes:
         payload = self.connection.recv(timeout=PATIENCE)
@@ -129,38 +173,40 @@ class Listening:
     contract: Contract
     tls: ssl.SSLContext | None = None
 
-    def http(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def http(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of one request."""
-        options: dict[str, Any] = {} if self.tls is None else {"context": self.tls}
-        kind = http.client.HTTPConnection if self.tls is None else http.client.HTTPSConnection
-        connection = kind("127.0.0.1", self.port, timeout=PATIENCE, **options)
-        try:
-            connection.request(method, path, None, headers)
+        kind: Any = HTTPConnection if self.tls is None else partial(HTTPSConnection, context=self.tls)
+        with closing(kind("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            connection.request("GET", path, None, headers)
             response = connection.getresponse()
             return response.status, dict(response.headers), response.read()
-        finally:
-            connection.close()
 
     def status(self, **headers: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.http("/v1/status", **headers)[2])
         return found
 
-    def counts(self, name: str) -> dict[tuple[str, ...], float]:
-        """A metric's samples by their labels' values."""
-        text = self.http("/metrics")[2].decode()
+    def outcomes(self, **headers: str) -> dict[tuple[str, str], float]:
+        """The number of requests by kind and outcome."""
+        text = self.http("/metrics", **headers)[2].decode()
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name}
+        return {(sample.labels["kind"], sample.labels["outcome"]): sample.value for sample in samples
+                if sample.name == "specact_requests_total"}  # fmt: skip
 
-    def raw(self) -> socket.socket:
+    def waiting(self, count: int) -> None:
+        """Waits until so many requests are queued."""
+        wait_for(lambda: self.status()["queued"] == count, "they wait")
+
+    def side(self) -> socket.socket:
+        """A connection on which nothing was said yet."""
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE)
 
     @contextmanager
     def connect(self, path: str = PATH, **headers: str) -> Iterator[Robot]:
         """A WebSocket before its hello."""
-        scheme = "ws" if self.tls is None else "wss"
         with connect(
-            f"{scheme}://127.0.0.1:{self.port}{path}", additional_headers=headers, open_timeout=PATIENCE,
-            compression=None, max_size=None, ssl=self.tls, proxy=None, ping_interval=None,
+            f"{'ws' if self.tls is None else 'wss'}://127.0.0.1:{self.port}{path}", additional_headers=headers,
+            open_timeout=PATIENCE, compression=None, max_size=None, max_queue=None, ssl=self.tls, proxy=None,
+            ping_interval=None,
         ) as connection:  # fmt: skip
             yield Robot(connection, self.contract)
 
@@ -171,25 +217,65 @@ class Listening:
             robot.hello()
             yield robot
 
+    @contextmanager
+    def crowd(self, count: int, flood: bytes, **headers: str) -> Iterator[list[int]]:
+        """Connections that send these bytes again and again, as fast as they are taken, and read; they come again.
+
+        It yields the number of bytes that each has sent.
+        """
+        done, ready, sent = threading.Event(), selectors.DefaultSelector(), list[int]()
+
+        def join() -> None:
+            side = self.side()
+            side.sendall(opening(**headers) + HELLO)
+            side.setblocking(False)
+            ready.register(side, selectors.EVENT_READ | selectors.EVENT_WRITE, len(sent))
+            sent.append(0)
+
+        def use(side: Any, event: int, number: int) -> None:
+            try:
+                if event & selectors.EVENT_READ and not side.recv(1 << 20):
+                    raise ConnectionError
+                if event & selectors.EVENT_WRITE:
+                    sent[number] += side.send(flood[sent[number] % len(flood) :])
+            except ConnectionError:
+                ready.unregister(side)
+                side.close()
+                join()
+
+        def run() -> None:
+            while not done.is_set():
+                for key, event in ready.select(0.05):
+                    use(key.fileobj, event, key.data)
+            for key in list(ready.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+
+        with ready:
+            for _ in range(count):
+                join()
+            thread = threading.Thread(target=run)
+            thread.start()
+            try:
+                yield sent
+            finally:
+                done.set()
+                thread.join(PATIENCE)
+
 
 class Here(Listening):
     """A server in a thread."""
 
-    def __init__(self, exchange: Any, limits: Limits | None = None, token: str | None = None, **address: Any) -> None:
+    def __init__(self, exchange: Any, token: str | None = None, port: int = 0, **limits: Any) -> None:
         self.exchange, self.contract = exchange, exchange.contract
-        self.service = Service(exchange, limits, Address(**{"port": 0} | address), token)
+        self.service = Service(exchange, Limits(**limits), Address(port=port), token)
         self._up = threading.Event()
 
     def __enter__(self) -> Here:
         with ExitStack() as stack:
             listener = stack.enter_context(bind(self.service))
             self.service.batcher.warm_up()
-            if isinstance(self.exchange, Doubling):
-                self.exchange.batches.clear()
-                if self.exchange.waits:
-                    self.exchange.open.clear()
             self.port = listener.getsockname()[1]
-            self._thread = threading.Thread(target=lambda: uvloop.run(self._run(listener)), name="server")
+            self._thread = threading.Thread(target=lambda: uvloop.run(self._run(listener)))
             self._thread.start()
             assert self._up.wait(PATIENCE)
             self._stack = stack.pop_all()
@@ -201,10 +287,6 @@ class Here(Listening):
         assert not self._thread.is_alive()
         self._stack.close()
 
-    def call(self, what: Callable[[], object]) -> None:
-        """Calls this on the server's event loop."""
-        self._loop.call_soon_threadsafe(what)
-
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(run(self.service, listener, lambda url: self._up.set()))
@@ -212,27 +294,25 @@ class Here(Listening):
 
 
 @contextmanager
-def busy(robots: int = 1, **limits: Any) -> Iterator[tuple[Here, list[Robot]]]:
+def busy(robots: int = 1, exchange: Doubling | None = None, **limits: Any) -> Iterator[tuple[Here, list[Robot]]]:
     """A server whose target computes the first robot's request 0 until ``exchange.open`` is set, and the robots."""
     with ExitStack() as stack:
-        server = stack.enter_context(Here(Doubling(wait=True), Limits(**limits)))
+        server = stack.enter_context(Here(exchange or Doubling(), **limits))
+        server.exchange.open.clear()
         made = [stack.enter_context(server.robot()) for _ in range(robots)]
-        made[0].send(0, state(0.0))
-        wait_for(lambda: server.exchange.batches == [1], "the target is busy")
+        made[0].send(0, state(1.0))
+        wait_for(lambda: server.exchange.batches, "the target is busy")
         yield server, made
         server.exchange.open.set()
 
 
-def waiting(server: Here, count: int) -> None:
-    """Waits until so many requests are queued."""
-    wait_for(lambda: len(server.service.batcher.queue) == count, "they wait")
-
-
 class Process(ServerProcess, Listening):
-    """``specact serve`` as a process."""
+    """``specact serve`` as a process; with a path, modules are found there."""
 
     def __init__(self, contract: Contract, *options: str, token: str = "", path: Path | None = None) -> None:
-        extra = {"SPECACT_TOKEN": token} | ({} if path is None else {"PYTHONPATH": str(path)})
+        extra = {"SPECACT_TOKEN": token}
+        if path is not None:
+            extra["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
         super().__init__(["serve", *options, *(() if "--port" in options else ("--port", "0"))], extra)
         self.contract = contract
 
@@ -258,5 +338,5 @@ def doubling() -> Iterator[Here]:
 @pytest.fixture(scope="module")
 def served(ball: Pair[Any]) -> Iterator[Here]:
     """The target of ``ball``, one request per inference: answers are then exact."""
-    with Here(ball.exchange, Limits(max_batch=1)) as server:
+    with Here(ball.exchange, max_batch=1) as server:
         yield server

@@ -6,27 +6,24 @@ import json
 import signal
 import socket
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.children import wait_for
 from tests.served import certify
-from tests.server.conftest import Doubling, Here, Process, state, waiting
+from tests.server.conftest import Doubling, Here, Process, bearer, state
 
 from specact import Pair
 from specact.errors import ConfigError, WireError
 from specact.observation import Window
-from specact.server import Address, Limits, Service
+from specact.server import Address, Service
 from specact.server.access import Access, read_tokens
 from specact.server.serve import bind
 from specact.server.telemetry import AccessLog
 
 LEFT, RIGHT, COMMON, NEW = "left-robots-token", "right-robots-token", "a-token-for-everybody", "a-new-robots-token"
-
-
-def bearer(token: str, scheme: str = "Bearer") -> dict[str, str]:
-    return {"Authorization": f"{scheme} {token}"}
 
 
 def write(file: Path, **tokens: str) -> None:
@@ -101,82 +98,63 @@ def test_on_loopback_no_token_is_needed_and_a_server_that_others_can_reach_needs
         assert COMMON not in repr(caller)
 
 
-FOREIGN = [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}]
-
-
-@pytest.mark.parametrize("headers", FOREIGN)
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}])
 def test_a_page_of_another_site_is_not_let_in(headers: dict[str, str], doubling: Here) -> None:
     assert doubling.http("/v1/status", **headers)[0] == 401
     if "Origin" in headers:
         with doubling.connect(**headers) as robot:
-            assert robot.failure().code == "unauthorized" and robot.closed() == 1008
+            assert robot.failure().code == "unauthorized" and robot.end() == 1008
     own = {"Origin": f"http://127.0.0.1:{doubling.port}"}
     assert doubling.http("/v1/status", **own)[0] == 200
 
 
-@pytest.mark.parametrize("shown", [{}, bearer(NEW), {"Authorization": COMMON}])
+@pytest.mark.parametrize("shown", [{}, bearer(NEW), {"Authorization": COMMON}], ids=str)
 def test_who_does_not_show_the_token_learns_nothing(shown: dict[str, str]) -> None:
-    with Here(Doubling(), token=COMMON) as server:
+    with Here(Doubling(), COMMON) as server:
         for path in ("/v1/status", "/metrics"):
             status, _, body = server.http(path, **shown)
             assert status == 401 and COMMON.encode() not in body and b"doubling" not in body
         with server.connect(**shown) as robot:
-            assert robot.failure().code == "unauthorized" and robot.closed() == 1008
+            assert robot.failure().code == "unauthorized" and robot.end() == 1008
         assert server.http("/healthz")[0] == server.http("/")[0] == 200
         with server.robot(**bearer(COMMON)) as robot:
             robot.ask(1, state(1.0))
         assert server.http("/metrics", **bearer(COMMON))[0] == 200
 
 
-def test_names_are_those_of_the_tokens_and_a_token_that_is_gone_ends_its_connection(tmp_path: Path) -> None:
+def test_names_are_those_of_the_tokens_and_a_token_that_is_gone_ends_its_connection(
+    tmp_path: Path, ball: Pair[Any]
+) -> None:
     tokens, log = tmp_path / "tokens", tmp_path / "log"
     write(tokens, left=LEFT, right=RIGHT)
-    limits = Limits(access_log=log)
-    with Here(Doubling(), limits, COMMON, tokens=tokens) as server:
+    options, window = ["--tokens", str(tokens), "--access-log", str(log)], ball.parts.spec.target.zeros()
+    with Process(ball.exchange.contract, "ball", *options, token=COMMON) as server:
 
         def names() -> list[str]:
             return sorted(row["name"] for row in server.status(**bearer(COMMON))["robots"])
 
-        with (
-            server.robot(**bearer(LEFT)) as left,
-            server.robot(**bearer(RIGHT)) as right,
-            server.robot(**bearer(COMMON)) as other,
-        ):
+        with ExitStack() as stack:
+            left, right, other = (stack.enter_context(server.robot(**bearer(token))) for token in (LEFT, RIGHT, COMMON))
             wait_for(lambda: names() == ["left", "right", "tester"], "the page names them")
             write(tokens, left=LEFT, new=NEW)
-            server.call(server.service.reload)
-            assert right.failure().code == "unauthorized" and right.closed() == 1008
-            for robot in (left, other):
-                robot.ask(1, state(1.0))
+            server.signal(signal.SIGHUP)
+            assert right.failure().code == "unauthorized" and right.end() == 1008
             with server.connect(**bearer(RIGHT)) as refused:
                 assert refused.failure().code == "unauthorized"
             with server.robot(**bearer(NEW)):
                 wait_for(lambda: names() == ["left", "new", "tester"], "the page names it")
             # A file that cannot be read changes nothing.
             tokens.write_text("left")
-            server.call(server.service.reload)
-            left.ask(2, state(1.0))
+            server.signal(signal.SIGHUP)
+            for robot in (left, other):
+                robot.ask(1, window)
         wait_for(lambda: not names(), "all are gone")
     told = [(event["event"], event.get("robot"), event.get("code")) for event in events(log)]
     assert told[:3] == [("connected", "left", None), ("connected", "right", None), ("connected", "tester", None)]
     assert told.count(("disconnected", "right", None)) == 1 and ("refused", None, "unauthorized") in told
     assert all(event["peer"].startswith("127.0.0.1:") and event["time"] for event in events(log))
-    assert not any(token in log.read_text() for token in (LEFT, RIGHT, NEW, COMMON))
-
-
-def test_robots_of_one_token_share_a_queue(tmp_path: Path) -> None:
-    write(tmp_path / "tokens", left=LEFT)
-    server = Here(Doubling(wait=True), Limits(max_under_way=2), tokens=tmp_path / "tokens")
-    with server, server.robot(**bearer(LEFT)) as robot, server.robot(**bearer(LEFT)) as again:
-        robot.send(0, state(1.0))
-        wait_for(lambda: server.exchange.batches, "one is computed")
-        robot.send(1, state(1.0))
-        again.send(2, state(1.0))
-        waiting(server, 2)
-        server.exchange.open.set()
-        assert [robot.receive().id, robot.receive().id, again.receive().id] == [0, 1, 2]
-        # One lane: no two of them are in one batch.
-        assert server.exchange.batches == [1, 1, 1]
+    for token in (LEFT, RIGHT, NEW, COMMON):
+        assert token not in log.read_text() and token not in server.output
 
 
 def test_a_flood_of_refusals_is_counted_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +178,7 @@ def test_a_flood_of_refusals_is_counted_and_not_written(tmp_path: Path, monkeypa
 
 def test_the_log_may_be_moved_away(tmp_path: Path) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
-    with Here(Doubling(), Limits(access_log=log)) as server:
+    with Here(Doubling(), access_log=log) as server:
         with server.robot() as robot:
             robot.ask(1, state(1.0))
             robot.send(2, state(1.0), deadline_ms=0.0)
@@ -210,6 +188,15 @@ def test_the_log_may_be_moved_away(tmp_path: Path) -> None:
     assert [event["event"] for event in events(old)] == ["connected", "refused"]
     [gone] = events(log)
     assert (gone["event"], gone["requests"], gone["errors"]) == ("disconnected", 1, 1) and gone["seconds"] >= 0.0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without room")
+def test_a_full_disk_costs_lines_of_the_log_and_not_robots(caplog: pytest.LogCaptureFixture) -> None:
+    with Here(Doubling(), access_log=Path("/dev/full")) as server:
+        for _ in range(3):
+            with server.robot() as robot:
+                robot.ask(1, state(1.0))
+    assert caplog.text.count("/dev/full lacks lines") == 1
 
 
 def test_a_certificate_is_used_and_read_again(tmp_path: Path, ball: Pair[Any]) -> None:
@@ -239,7 +226,7 @@ def test_a_certificate_is_used_and_read_again(tmp_path: Path, ball: Pair[Any]) -
             robot.ask(2, window)
             assert shows(second)
             # Who speaks plainly is not answered, and harms nobody.
-            with server.raw() as plain:
+            with server.side() as plain:
                 plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                 plain.settimeout(60)
                 assert b"200" not in plain.recv(1000)

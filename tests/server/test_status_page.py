@@ -77,7 +77,7 @@ def test_it_shows_the_server_and_its_robots(browser: Browser) -> None:
 
 
 def test_it_asks_for_the_token_or_takes_it_from_the_address(browser: Browser) -> None:
-    with Here(Doubling(), token=TOKEN) as server:
+    with Here(Doubling(), TOKEN) as server:
         browser.open(url(server))
         wait_for(lambda: browser.shows("Token needed"), "the token is asked for")
         assert browser.shows("Token of this server") and browser.text("main") == ""

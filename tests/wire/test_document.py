@@ -19,7 +19,7 @@ from specact.families.chunks.flow import load_flow
 from specact.load import load_pair
 from specact.remote import endpoint
 from specact.rng import Role, stream
-from specact.server.access import Address, Limits
+from specact.server.access import Address
 from specact.systems.flow import load_flow_pair
 from specact.wire import messages
 from specact.wire.exchange import Contract
@@ -107,7 +107,7 @@ def test_a_robot_in_another_language_gets_what_it_computes_itself() -> None:
         pytest.skip("needs node, 20.10 or later")
     ball = load_pair("ball")
     # One request per inference, whose last bits then do not depend on others.
-    with Here(ball.exchange, Limits(max_batch=1)) as server:
+    with Here(ball.exchange, max_batch=1) as server:
         command = [*node, ROBOT, f"ws://127.0.0.1:{server.port}", ball.parts.files["tokenizer"]]
         done = subprocess.run(command, text=True, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
