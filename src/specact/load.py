@@ -207,7 +207,8 @@ def load_exchange(
         return own
     loaded = load_policy(source, steps=steps or 10, compute=compute)
     try_out(loaded)
-    return ChunkExchange(loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy, loaded.units)
+    name, policy = loaded.name, loaded.policy
+    return ChunkExchange(policy.spec, name, loaded.fingerprint, lambda: policy, loaded.units, inpaints=policy.inpaints)
 
 
 def _own_pair(source: str) -> Pair[Any]:

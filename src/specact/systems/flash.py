@@ -429,7 +429,7 @@ class FlashExchange(ChunkExchange):
         verify = self._verify = Kind(Layout(request), Layout(reply))
         super().__init__(
             spec, parts.name, parts.target_fingerprint, lambda: parts.policy, parts.units, verify,
-            steps=parts.policy.steps,
+            steps=parts.policy.steps, inpaints=True,
         )  # fmt: skip
         self._parts = parts
 

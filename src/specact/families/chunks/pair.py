@@ -320,7 +320,8 @@ def load_chunk_target(path: Path, load: Load, target: str | None = None, compute
     """Loads the target of a pair's folder, for a server, which needs no draft; see :func:`load_chunk_pair`."""
     bundle = _read(path)
     policy = bundle.policy("target", target, load, compute)
-    return ChunkExchange(policy.spec, bundle.name, bundle.manifest.fingerprints["target"], lambda: policy, bundle.units)
+    fingerprint = bundle.manifest.fingerprints["target"]
+    return ChunkExchange(policy.spec, bundle.name, fingerprint, lambda: policy, bundle.units, inpaints=policy.inpaints)
 
 
 def _read(path: Path) -> PairBundle:

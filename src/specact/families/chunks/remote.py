@@ -6,7 +6,6 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,7 +26,6 @@ from specact.wire.messages import Deadline, Welcome, printable
 
 PREFIX = "openpi:"
 _PORT, _FORM = 8000, "openpi:ws://HOST:PORT#FILE.toml"
-_INPAINTS_TIMEOUT_MS = 10_000.0
 
 
 class RemotePolicy:
@@ -37,7 +35,7 @@ class RemotePolicy:
     :meth:`observe`, one per control period. It is a :class:`~specact.families.chunks.policy.ChunkPolicy` as well.
 
     Attributes:
-        name, fingerprint: as the server states them.
+        name, fingerprint, inpaints: as the server states them.
         spec, units, client: of its observations and chunks, its actions (None if unknown), and the server.
         counts: ``steps`` (calls), ``transmitted`` (requests sent) and ``missed``.
     """
@@ -47,6 +45,7 @@ class RemotePolicy:
         seed: int,
     ) -> None:  # fmt: skip
         self.name, self.fingerprint = welcome.bundle, welcome.target
+        self.inpaints = welcome.spec.get("inpaints") is True
         self.client, self.spec, self.units = client, spec, units
         self.counts: Counter[str] = Counter()
         client.report = self.counts
@@ -92,18 +91,6 @@ class RemotePolicy:
         """Starts an episode with an empty history; its number is part of the random streams' address."""
         self._history.reset()
         self._address = self._address._replace(episode=episode, step=0)
-
-    @cached_property
-    def inpaints(self) -> bool:
-        """Whether the server's policy inpaints: if not, it refuses a request with zeros; MissError without a reply."""
-        shape = (self.spec.chunk, self.spec.actions)
-        zeros = {"actions": np.zeros(shape, np.float32), "weights": np.zeros(shape[0], np.float32)}
-        request = Request(self.spec.observation.zeros(), self._address, zeros)
-        within_ms = max(_INPAINTS_TIMEOUT_MS, self._deadline_ms)
-        found = self.client.request("inpaint", request, within_ms, wait_if_busy=True).result()
-        if isinstance(found, Miss) and found.cause != "refused":
-            raise MissError(f"the server did not say whether its policy inpaints ({found.cause})", found.cause)
-        return not isinstance(found, Miss)
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
         """The chunk ``[H, A]`` for a window, of this address's random stream; blocks until the deadline at most."""
