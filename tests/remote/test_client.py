@@ -361,7 +361,7 @@ GREETINGS: dict[tuple[str, str], Any] = {
     ("specact", "is not a message"): b"\xc1", ("specact", "a message"): "hello",
     ("openpi", "fedcba9876543210"): openpi.encode({"specact": "0", "fingerprint": "fedcba9876543210"}
                                                   | openpi.metadata(CONTRACT) | {"family": CONTRACT.family}),
-    ("openpi", "msgpack"): b"\xc1", ("openpi", "one map"): b"\x01",
+    ("openpi", "does not speak"): b"\xc1", ("openpi", "one map"): b"\x01",
 }  # fmt: skip
 PASSING: dict[tuple[str, str], Any] = {
     ("specact", "shutting"): Failure(None, ErrorCode.SHUTTING_DOWN, "the server is shutting down"),

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,7 +99,7 @@ class _Waiting:
         return self.reply is None and self.cause is None
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """Sends requests and waits for replies on the control loop's thread; a background thread keeps the connection open.
 
     Nothing is sent again, and after three consecutive missed deadlines nothing is sent until something is received,
@@ -120,14 +120,16 @@ class Client:
     ) -> None:  # fmt: skip
         if jpeg_quality is not None:
             if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
-                raise ConfigError(
-                    "JPEG frames need a quality from 1 to 95 and a server of specact's own protocol, got "
-                    f"{jpeg_quality} and {endpoint}"
-                )
+                needed = "a quality from 1 to 95 and a server of specact's own protocol"
+                raise ConfigError(f"JPEG frames need {needed}, got {jpeg_quality} and {endpoint}")
             # Raises now, before a robot moves, if Pillow is missing.
             to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
-        self._endpoint, self._hello = endpoint, (robot, contract, jpeg_quality, rate_hz, deadline_ms)
         self.contract = contract
+        self._open: Callable[[], Stream] = lambda: NativeConversation(
+            endpoint, CONNECT_TIMEOUT_S, robot, contract, jpeg_quality, rate_hz, deadline_ms
+        )
+        if isinstance(endpoint, OpenpiEndpoint):
+            self._open = lambda: OpenpiConversation(endpoint, CONNECT_TIMEOUT_S, contract)
         self.welcome: Welcome | None = None
         self.problem: str | None = f"no connection to {endpoint} yet"
         self.report: Counts = {}
@@ -142,9 +144,6 @@ class Client:
         self._misses, self._last_miss_s, self._last_ping_s = 0, 0.0, 0.0
         self._thread = threading.Thread(target=self._run, name=f"specact client to {endpoint}", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -181,8 +180,30 @@ class Client:
         """
         now = time.monotonic()
         waiting, layout = _Waiting(now, now + deadline_ms / 1e3), self.contract.kinds[kind].reply
+
+        def send(stream: Stream) -> None:
+            if self._outstanding or self._misses:
+                self._drain(stream)
+                while stream.single and self._outstanding:
+                    if not (wait_if_busy and self._read(stream, waiting.until - time.monotonic())):
+                        waiting.cause = "deadline"
+                        return
+                if self._is_unresponsive(stream):
+                    waiting.cause = "held_back"
+                    return
+            if stream.single and kind != "infer":
+                waiting.cause = "refused"  # openpi's protocol has no other kind
+                return
+            self._next_id += 1
+            stream.ask(kind, request, self._next_id, deadline_ms, self.report, waiting.until - time.monotonic())
+            self._outstanding[self._next_id], waiting.sent = waiting, True
+            if len(self._outstanding) > _MAX_OUTSTANDING:
+                oldest = self._outstanding.pop(next(iter(self._outstanding)))
+                oldest.cause = oldest.cause or "deadline"
+            self.counts["requests"] += 1
+
         with self._lock:
-            self._use(lambda stream: self._send(stream, kind, request, waiting, deadline_ms, wait_if_busy))
+            self._use(send)
             if not waiting.sent and waiting.cause is None:
                 waiting.cause = "disconnected"
         waiting.sent_s = time.monotonic()
@@ -195,33 +216,6 @@ class Client:
                 act(self._stream)
             except StreamClosedError as error:
                 self._drop(str(error))
-
-    def _send(
-        self, stream: Stream, kind: str, request: Request, waiting: _Waiting, deadline_ms: float,
-        wait_if_busy: bool,
-    ) -> None:  # fmt: skip
-        """Sends a request, or gives it the cause for which it is not sent."""
-        if self._outstanding or self._misses:
-            self._drain(stream)
-            while stream.single and self._outstanding:
-                if not (wait_if_busy and self._read(stream, waiting.until - time.monotonic())):
-                    waiting.cause = "deadline"
-                    return
-            if self._is_unresponsive(stream):
-                waiting.cause = "held_back"
-                return
-        if stream.single and kind != "infer":
-            # As openpi's protocol has it.
-            waiting.cause = "refused"
-            return
-        self._next_id += 1
-        left = waiting.until - time.monotonic()
-        stream.ask(kind, request, self._next_id, deadline_ms, self.report, left)
-        self._outstanding[self._next_id], waiting.sent = waiting, True
-        if len(self._outstanding) > _MAX_OUTSTANDING:
-            oldest = self._outstanding.pop(next(iter(self._outstanding)))
-            oldest.cause = oldest.cause or "deadline"
-        self.counts["requests"] += 1
 
     def _done(self, waiting: _Waiting) -> bool:
         """Whether the result is there, or the deadline has passed; reads what has arrived, without blocking."""
@@ -311,13 +305,8 @@ class Client:
                 since = time.monotonic()
 
     def _connect(self) -> None:
-        endpoint, timeout = self._endpoint, CONNECT_TIMEOUT_S
         try:
-            stream: Stream = (
-                OpenpiConversation(endpoint, timeout, self.contract)
-                if isinstance(endpoint, OpenpiEndpoint)
-                else NativeConversation(endpoint, timeout, *self._hello)
-            )
+            stream = self._open()
         except RemoteError as error:
             self.problem = printable(str(error))
             if isinstance(error, RefusedError):
@@ -338,9 +327,9 @@ class Client:
         silence = time.monotonic() - stream.alive_s
         if silence > SILENCE_S:
             raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
+        quiet = silence > SILENCE_S / 3 or self._is_unresponsive(stream)
         # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of openpi's
         # protocol gets none, because its inference may block its pongs.
-        quiet = silence > SILENCE_S / 3 or self._is_unresponsive(stream)
         if quiet and not stream.single and self._last_ping_s <= stream.alive_s:
             self._last_ping_s = time.monotonic()
             stream.send(b"", mark=b"alive?")

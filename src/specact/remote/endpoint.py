@@ -27,10 +27,10 @@ from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, printable
 
 Counts = Mapping[str, int]
 PORT = 8600
-_HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
+_HOST = re.compile(r"[0-9A-Za-z_:%-]{1,63}(\.[0-9A-Za-z_:%-]{1,63})*\.?")
 # Bytes per read: a hostile peer's thousands of tiny frames in one read cost at most about 40 ms, once.
 _READ_BYTES = 1 << 13
-# Pings, pongs and empty frames of the peer per second without a message; above this the connection is closed.
+# Pings, pongs and empty frames in one read; above this the connection is closed.
 _MAX_IDLE_FRAMES = 64
 # Timeout for sending control frames; they are small, so a longer delay means a stalled connection.
 _CONTROL_TIMEOUT_S = 0.005
@@ -40,14 +40,9 @@ _PASSING = (ErrorCode.SHUTTING_DOWN, ErrorCode.INTERNAL, ErrorCode.EXPIRED)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of a server (``ws``, or ``wss`` with TLS), and credentials.
+    """Address of a server (``ws``, or ``wss`` with TLS), and credentials; ConfigError for invalid ones.
 
-    Attributes:
-        token: bearer token, or None.
-        tls: context for ``wss``; None for the system's certificates.
-
-    Raises:
-        ConfigError: for an invalid scheme, host, port or token.
+    Without a ``tls`` context, that of the system's certificates is used.
     """
 
     scheme: str
@@ -59,8 +54,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         if self.scheme not in ("ws", "wss"):
             raise unknown_name("scheme of a server's URL", self.scheme, ("ws", "wss"))
-        labels = self.host.removesuffix(".").split(".")
-        if not _HOST.fullmatch(self.host) or not all(0 < len(label) < 64 for label in labels):
+        if not _HOST.fullmatch(self.host):
             raise ConfigError(f"{self.host!r} is not the name or address of a host")
         if not 0 < self.port < 65536:
             raise ConfigError(f"a server's port must lie between 1 and 65535, got {self.port}")
@@ -69,12 +63,9 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Endpoint:
-        """From ``ws://host:port`` or ``wss://host:port``; port 8600 if not given.
+        """From ``ws://host:port`` or ``wss://host:port``; port 8600 if not given. ConfigError for any other URL.
 
         A server of openpi's protocol has a :class:`~specact.remote.openpi.OpenpiEndpoint` instead.
-
-        Raises:
-            ConfigError: if it is no such URL.
         """
         try:
             parts = urlsplit(url if "://" in url else f"ws://{url}")
@@ -89,18 +80,16 @@ class Endpoint:
         """A connected socket, with TLS for ``wss``; raises RemoteError if there is none ``until`` then (monotonic)."""
         try:
             side = socket.create_connection((self.host, self.port), max(0.001, until - time.monotonic()))
-        except OSError as error:
-            why = f"{error.strerror or error}; check the address, and that specact serve runs"
-            raise RemoteError(f"no connection to {self}: {why}") from None
-        try:
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.scheme == "wss":
                 side.settimeout(max(0.001, until - time.monotonic()))
+                # It closes the socket where that fails.
                 side = (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
             return side
         except OSError as error:
-            side.close()
-            why = f"{error}; an authority that the system does not trust is named by --ca; without TLS use ws://"
+            why = f"{error.strerror or error}; check the address, and that specact serve runs"
+            if isinstance(error, ssl.SSLError):
+                why = f"{error}; an authority that the system does not trust is named by --ca; without TLS use ws://"
             kind = RefusedError if isinstance(error, ssl.SSLCertVerificationError) else RemoteError
             raise kind(f"no connection to {self}: {why}") from None
 
@@ -110,17 +99,12 @@ class Endpoint:
 
 
 def tls_context(ca: Path | None) -> ssl.SSLContext | None:
-    """A TLS context that trusts this certificate authority (a PEM file) alone; None for the system's default.
-
-    Raises:
-        ConfigError: if the file is missing or invalid.
-    """
+    """A TLS context that trusts this certificate authority (a PEM file) alone; None for the system's default."""
     try:
         return None if ca is None else ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        raise ConfigError(
-            f"cannot use {ca} as the PEM file of a certificate authority: {error.strerror or error}"
-        ) from None
+        why = error.strerror or error
+        raise ConfigError(f"cannot use {ca} as the PEM file of a certificate authority: {why}") from None
 
 
 class StreamClosedError(Exception):
@@ -151,7 +135,7 @@ class Stream(ABC):
         until = time.monotonic() + timeout
         self._messages: deque[tuple[bytearray | str, bytes]] = deque()
         self._parts: list[Any] = []
-        self._text, self._last_pong, self._second, self._idle_frames = False, b"", 0, 0
+        self._text, self._last_pong, self._idle_frames = False, b"", 0
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
         self._socket, self.alive_s = endpoint.connect(until), time.monotonic()
@@ -243,6 +227,7 @@ class Stream(ABC):
             protocol.receive_data(self._buffer[:count])  # type: ignore[arg-type]  # it copies any buffer
         else:
             protocol.receive_eof()
+        self._idle_frames = 0
         for event in protocol.events_received():
             if isinstance(event, Frame):
                 self._take(event)
@@ -254,8 +239,7 @@ class Stream(ABC):
     def _take(self, frame: Frame) -> None:
         opcode, data = frame.opcode, frame.data
         if not data or opcode in (Opcode.PING, Opcode.PONG):
-            now = int(time.monotonic())
-            self._second, self._idle_frames = now, 1 + self._idle_frames * (self._second == now)
+            self._idle_frames += 1
             if self._idle_frames > _MAX_IDLE_FRAMES:
                 self._protocol.fail(CloseCode.POLICY_VIOLATION, "too many frames with too little data in them")
         if opcode is Opcode.PONG:
@@ -267,7 +251,7 @@ class Stream(ABC):
         if data:
             self._parts.append(data)
         if frame.fin:
-            message, self._idle_frames = bytearray().join(self._parts), 0
+            message = bytearray().join(self._parts)
             self._parts.clear()
             self._messages.append((message.decode(errors="replace") if self._text else message, self._last_pong))
 

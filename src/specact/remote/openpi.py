@@ -22,30 +22,19 @@ _MAX_MESSAGE_BYTES = 1 << 20
 
 
 class Key(NamedTuple):
-    """Name and layout of an array of the observation at the server.
+    """Name and layout of an array of the observation at the server."""
 
-    Attributes:
-        name: its key; ``observation/NAME`` if empty.
-        channels_first: whether a camera frame is sent as ``[3, H, W]``.
-    """
-
-    name: str = ""
-    channels_first: bool = False
+    name: str = ""  # its key; observation/NAME if empty
+    channels_first: bool = False  # whether a camera frame is sent as [3, H, W]
 
 
 @dataclass(frozen=True)
 class OpenpiEndpoint(Endpoint):
-    """Address of a server of openpi's protocol, and its format of requests.
-
-    Attributes:
-        path: of its URL.
-        keys: of the observation's arrays.
-        names_endpoint: whether each request contains ``endpoint: infer``, which RoboArena's servers need.
-    """
+    """Address of a server of openpi's protocol, and its format of requests."""
 
     path: str = "/"
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    names_endpoint: bool = False
+    keys: Mapping[str, Key] = field(default_factory=dict)  # of the observation's arrays
+    names_endpoint: bool = False  # whether each request contains ``endpoint: infer``, which RoboArena's servers need
 
 
 class OpenpiConversation(Stream):

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from specact.errors import ConfigError, RemoteError
+from specact.errors import ConfigError
 from specact.observation import Window
 from specact.pair import Answer, Pair, Pending, Verifier, checked
 from specact.records import validated
 from specact.remote.client import Client
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Outcome, Proposal
+from specact.types import Outcome, Proposal
 from specact.wire.exchange import Exchange, Request, VerifyingExchange
 from specact.wire.messages import Deadline
 
 A = TypeVar("A")
-_PROBE_TIMEOUT_MS = 2000.0
+E = TypeVar("E")
 
 
-class RemoteTarget(Generic[A]):
-    """A :class:`~specact.pair.Target` on the client's server, whose replies have a deadline [ms] from their sending."""
-
+class _Remote(Generic[E]):
     @validated
-    def __init__(self, client: Client, exchange: Exchange[A], deadline_ms: Deadline) -> None:
+    def __init__(self, client: Client, exchange: E, deadline_ms: Deadline) -> None:
         self._client, self._exchange, self._deadline_ms = client, exchange, deadline_ms
+
+
+class RemoteTarget(_Remote[Exchange[A]]):
+    """A :class:`~specact.pair.Target` on the client's server, whose replies have a deadline [ms] from their sending."""
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         reply = self._client.request("infer", Request(window, address), self._deadline_ms)
         return reply.then(lambda found: Answer(self._exchange.read(found[0]), found[1]))
 
 
-class RemoteVerifier:
+class RemoteVerifier(_Remote[VerifyingExchange[Any]]):
     """A :class:`~specact.pair.Verifier` on the server, as in ADAHI's paper: it samples what the device would have."""
-
-    @validated
-    def __init__(self, client: Client, exchange: VerifyingExchange[object], deadline_ms: Deadline) -> None:
-        self._client, self._exchange, self._deadline_ms = client, exchange, deadline_ms
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         request = Request(proposal.window, address, self._exchange.request(proposal))
@@ -53,12 +50,8 @@ def remote_verifier(
     """A pair's own verification, with the target on a server.
 
     With ``sampling`` on the server, as in ADAHI's paper, the outcome is the same. Families whose requests contain the
-    draft, as that of token policies, always verify there.
-
-    Raises:
-        ConfigError: for a place that the family does not support, a deadline that is not positive, or a decoding that
-            only a target in this process can do.
-        BundleError: if the draft needs a network that is only on the server.
+    draft, as that of token policies, always verify there. A place that the family does not support and a deadline that
+    is not positive are a ConfigError; see also :func:`check_requests`.
     """
     exchange = pair.exchange
     if sampling == "device" and exchange.contract.step_kind == "infer":
@@ -75,10 +68,8 @@ def remote_verifier(
 def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any], client: Client) -> None:
     """Refuses a pair whose proposals a server cannot verify, before a robot moves; drafts once.
 
-    Raises:
-        ConfigError: for a decoding that only a target in this process can do, that lacks a part, or that asks for more
-            Euler ``steps`` than the server states.
-        BundleError: if the draft needs a network that is only on the server.
+    That is a decoding that only a target in this process can do, that lacks a part, or that asks for more Euler
+    ``steps`` than the server states (ConfigError), and a draft with a network on the server alone (BundleError).
     """
     arrays = exchange.request(pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0)))
     most = None if client.welcome is None else client.welcome.spec.get("steps")
@@ -87,21 +78,3 @@ def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any], client: Cl
             f"the server takes {most} Euler steps at most, and this pair asks for {arrays['steps'].max()}; choose "
             "another --decoding, or start the server with more --steps"
         )
-
-
-def probe(client: Client, requests: int, pause_s: float) -> list[OffloadTimes]:
-    """The times of those requests that are answered within two seconds; they are sent one by one, as by a robot.
-
-    Raises:
-        RemoteError: if none is answered.
-    """
-    replies, window = [], client.contract.observation.zeros()
-    for step in range(requests):
-        request = Request(window, StepAddress(0, 0, 0, step))
-        replies.append(client.request("infer", request, _PROBE_TIMEOUT_MS, wait_if_busy=True).result())
-        time.sleep(pause_s)
-    times = [reply[1] for reply in replies if not isinstance(reply, Miss)]
-    if not times:
-        causes = sorted({reply.cause for reply in replies if isinstance(reply, Miss)})
-        raise RemoteError(f"none of {requests} requests was answered: {', '.join(causes)}")
-    return times

@@ -75,9 +75,12 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
         logits: ``[..., K]``.
         temperature: T > 0; must be the same for draft and target, or the output distribution is not the target's.
     """
-    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    weights: Floats = np.array(logits, np.float64)
+    if temperature != 1.0:
+        weights /= temperature
     # On small arrays ufunc.reduce takes half the time of the array method.
-    weights: Floats = np.exp(scaled - np.maximum.reduce(scaled, axis=-1, keepdims=True))
+    weights -= np.maximum.reduce(weights, axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
     weights /= np.add.reduce(weights, axis=-1, keepdims=True)
     return weights
 
