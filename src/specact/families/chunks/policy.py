@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -146,13 +146,17 @@ def filled(layout: Layout, **values: Any) -> dict[str, NDArray[Any]]:
 
     Where no number is the smallest it is 0.
     """
-    arrays = dict[str, NDArray[Any]]()
-    for name, spec in layout.specs.items():
-        arrays[name] = np.full(spec.shape, 0 if math.isinf(spec.low) else spec.low, spec.dtype)
-        if values[name] is not None:
-            rows = np.atleast_1d(values[name])
-            arrays[name][: len(rows)] = rows
+    arrays = {name: array.copy() for name, array in _smallest(layout).items()}
+    for name, value in values.items():
+        if value is not None:
+            arrays[name][: 1 if isinstance(value, int | float) else len(value)] = value
     return arrays
+
+
+@lru_cache(64)
+def _smallest(layout: Layout) -> dict[str, NDArray[Any]]:
+    lows = {name: 0 if math.isinf(spec.low) else spec.low for name, spec in layout.specs.items()}
+    return {name: np.full(spec.shape, lows[name], spec.dtype) for name, spec in layout.specs.items()}
 
 
 class ChunkExchange:
