@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
 
-from specact.families.chunks.policy import ChunkSpec, chunk_contract
+from specact.families.chunks.flow import FlowPolicy, FlowUnits
+from specact.families.chunks.policy import ChunkSpec, chunk_contract, filled
 from specact.families.codes.pair import CodeExchange
 from specact.families.codes.policy import ActionTokenizer, PolicySpec
+from specact.families.tokens.pair import TokenParts
+from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.verify import TokenExchange
 from specact.observation import Field, ObservationSpec, Window, vectors
 from specact.rng import StepAddress
+from specact.systems.flash import FlashExchange, FlashSettings
+from specact.systems.flow import FlowParts
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PROTOCOL, REPORT_COUNTERS, ErrorCode, Failure, Hello, Reply, Welcome, ask
 
@@ -43,7 +50,18 @@ def of_chunks(seen: ObservationSpec, chunk: int, actions: int) -> Contract:
     return chunk_contract(ChunkSpec(seen, chunk, actions, 10.0))
 
 
+def verifying() -> tuple[Contract, Contract]:
+    """The contracts of a flow policy of 5 steps, whose last dimension is a gripper, and of a token policy."""
+    spec, ends = ChunkSpec(SEEN, 2, 3, 10.0), np.ones(3, np.float32)
+    networks: Any = SimpleNamespace(length=6, width=4)
+    units = FlowUnits(0 * ends, ends, -ends, ends)
+    flow = FlowParts("flow", FlowPolicy(networks, units, spec, steps=5), FlashSettings(2, (2,)))
+    tokens = TokenParts("tokens", TokenPolicy(networks, units, spec, {}))
+    return FlashExchange(flow).contract, TokenExchange(tokens).contract
+
+
 CODES, CHUNKS = of_codes(SPEC), of_chunks(SEEN, 2, 3)
+FLOWS, TOKENS = verifying()
 PLAIN = of_codes(structs.replace(SPEC, target=vectors(2, state=3), sequential=False))
 
 
@@ -88,6 +106,17 @@ def messages() -> dict[str, tuple[Contract, Struct]]:
         "codes-verdict": reply(CODES, "verify", verdict),
         "chunks-inpaint": request(CHUNKS, "inpaint", old),
         "chunks-chunk": reply(CHUNKS, "infer", {"chunk": chunk}),
+        "flows-verify": request(FLOWS, "verify", filled(
+            FLOWS.kinds["verify"].request, drafted=chunk, levels=[0.5, 0.25], within=0.125, steps=5, checks=2,
+            held=[True], known=True, guarded=True)),
+        "flows-round": reply(FLOWS, "verify", filled(
+            FLOWS.kinds["verify"].reply, chunk=chunk, accepted=1, checked=True, switches=False)),
+        "tokens-verify": request(TOKENS, "verify", filled(
+            TOKENS.kinds["verify"].request, candidates=[[0, 1, 2, 3, 4, 255], [0, 9, 8, -1, -1, -1]],
+            each=[9, 9, 0, 9, 9, 0], groups=[0, 0, 1, 2, 2, 3], total=12, then=1, combined=True)),
+        "tokens-chunk": reply(TOKENS, "verify", filled(
+            TOKENS.kinds["verify"].reply, tokens=[0, 1, 2, 7, 4, 5], sources=[0, 1, 1, 0, 1, 0],
+            bias=[0, 1, -1, 0, 2, 0], accepted=[2, 1], read=[6, 3], rejected=3, feature=[0.5, -0.25, 2.0, 0.0])),
         "error": (CODES, Failure(9, ErrorCode.EXPIRED, "the deadline passed in the queue")),
         "error-without-id": (CODES, Failure(None, ErrorCode.MISMATCH, "deploy the same bundle on both")),
     }  # fmt: skip

@@ -13,14 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 from tests.server.conftest import Here
-from tests.wire.contracts import CODES, SPEC, of_chunks
+from tests.wire.contracts import CODES, FLOWS, SPEC, TOKENS, of_chunks
 
-from specact.families.chunks.flow import load_flow
 from specact.load import load_pair
 from specact.remote import endpoint
 from specact.rng import Role, stream
 from specact.server.access import Address
-from specact.systems.flow import load_flow_pair
 from specact.wire import messages
 from specact.wire.exchange import Contract
 
@@ -62,10 +60,6 @@ def test_the_codes_and_the_version() -> None:
     assert names(LISTS["error"][1]) == list(messages.ErrorCode)
     assert f"protocol **{messages.PROTOCOL}**" in DOCUMENT and f"- `{messages.PATH}`: " in DOCUMENT
     assert f"port is {endpoint.PORT}." in DOCUMENT and Address().port == endpoint.PORT
-
-
-TOKENS = load_pair("relocate-tokens").exchange.contract
-FLOWS = load_flow_pair(load_flow("pusht-flow")).exchange.contract
 
 
 @pytest.mark.parametrize(
