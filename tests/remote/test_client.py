@@ -365,7 +365,7 @@ GREETINGS: dict[tuple[str, str], Any] = {
 }  # fmt: skip
 PASSING: dict[tuple[str, str], Any] = {
     ("specact", "shutting"): Failure(None, ErrorCode.SHUTTING_DOWN, "the server is shutting down"),
-    ("openpi", "the model"): "the model is not loaded\x1b[31m", ("openpi", "metadata in time"): None,
+    ("openpi", "the model"): "the model is not loaded\x1b[31m", ("openpi", "message in time"): None,
     ("openpi", "exceeds limit"): b"\x81\xa1a\xc6\x00\x20\x00\x00" + bytes(1 << 21),
 }  # fmt: skip
 
@@ -420,6 +420,7 @@ def test_the_names_of_a_server_are_printable_and_short() -> None:
 ANSWERS = {
     "nothing": b"", "no HTTP": b"SSH-2.0-OpenSSH\r\n", "a page": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
     "a refusal": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+    "another path": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
     "an endless head": b"HTTP/1.1 101 x\r\n" + b"a: b\r\n" * 100_000,
     "a wrong key": b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: x\r\n\r\n",
 }  # fmt: skip
@@ -434,6 +435,9 @@ def test_what_is_no_websocket_is_a_reason(case: str) -> None:
 
     with timeouts(connect_timeout_s=0.5), listening(answer) as port, Client(at(port), CONTRACT) as client:
         assert f"127.0.0.1:{port}" in refusal(client)
+        if case == "another path":
+            with pytest.raises(RefusedError, match="404"):
+                client.connect(60.0)
 
 
 def test_a_client_can_be_closed_during_a_step_which_is_a_miss() -> None:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from msgspec import structs
@@ -36,8 +37,6 @@ CONNECT_TIMEOUT_S, SILENCE_S = 2.0, 3.0
 # Exponential backoff of reconnections [s], with up to half of it, or of FIRST_DELAY_S, as jitter, so that the robots of
 # one server do not reconnect simultaneously. After a connection that lasted for LONGEST_DELAY_S it begins anew.
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
-# Never seeded: the jitter must differ between robots.
-_JITTER = random.SystemRandom()
 
 
 class NativeConversation(Stream):
@@ -50,13 +49,12 @@ class NativeConversation(Stream):
         jpeg_quality: int | None = None, rate_hz: float | None = None, deadline_ms: float | None = None,
     ) -> None:  # fmt: skip
         family, spec = (None, {}) if contract is None else (contract.family, dict(contract.spec))
-        self._hello = messages.Hello(messages.PROTOCOL, robot, family, spec, rate_hz, deadline_ms)
-        self._contract, self._jpeg_quality = contract, jpeg_quality
+        hello = messages.Hello(messages.PROTOCOL, robot, family, spec, rate_hz, deadline_ms)
+        self._contract, self._jpeg_quality = cast(Contract, contract), jpeg_quality
         limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
-        super().__init__(endpoint, messages.PATH, timeout, limit)
+        super().__init__(endpoint, messages.PATH, timeout, limit, messages.encode(hello))
 
     def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
-        assert self._contract is not None, "otherwise there are no requests"
         message = messages.ask(request, self._contract, kind, number, deadline_ms, report, self._jpeg_quality)
         self.send(messages.encode(message), timeout)
 
@@ -64,14 +62,8 @@ class NativeConversation(Stream):
         message = self.receive(timeout)
         return None if message is None else messages.read_reply(message)
 
-    def _greet(self, until: float) -> Welcome:
-        # The server may have refused and closed already; then it has said why.
-        with suppress(StreamClosedError):
-            self.send(messages.encode(self._hello), until - time.monotonic())
-        message, contract = self.receive(max(0.0, until - time.monotonic())), self._contract
-        if message is None:
-            raise StreamClosedError("it did not answer the hello in time")
-        welcome = messages.read_welcome(message)
+    def _read_welcome(self, message: bytearray | str) -> Welcome:
+        welcome, contract = messages.read_welcome(message), cast(Contract | None, self._contract)
         if contract is not None:
             # A server may offer more kinds of requests.
             terms = {**contract.spec, **contract.describe()}
@@ -95,7 +87,6 @@ class _Waiting:
 
     @property
     def open(self) -> bool:
-        """Whether a reply is still expected."""
         return self.reply is None and self.cause is None
 
 
@@ -159,9 +150,7 @@ class Client(AbstractContextManager["Client"]):
     def connect(self, timeout: float) -> Welcome:
         """Waits for the first connection, before a robot moves.
 
-        Raises:
-            RefusedError: as soon as the server refuses this device, or turns out to be another one.
-            RemoteError: if there is none within ``timeout`` seconds, with the reason.
+        RefusedError as soon as the server refuses this device, RemoteError if there is none within ``timeout`` seconds.
         """
         settled = self._settled.wait(timeout)
         if self.welcome is None:
@@ -235,8 +224,7 @@ class Client(AbstractContextManager["Client"]):
         if isinstance(reply, Reply):
             try:
                 arrays = layout.unpack(reply.arrays)
-                waited_s = max(0.0, waiting.arrived_s - waiting.sent_s)
-                encode_s = waiting.sent_s - waiting.started_s
+                encode_s, waited_s = waiting.sent_s - waiting.started_s, max(0.0, waiting.arrived_s - waiting.sent_s)
                 return arrays, device_times(reply, encode_s, waited_s, time.monotonic() - now)
             except WireError:
                 waiting.cause = "invalid"
@@ -299,7 +287,7 @@ class Client(AbstractContextManager["Client"]):
                 self._wake.wait(_POLL_INTERVAL_S if self._misses < _MAX_MISSES else _PROBE_INTERVAL_S)
                 self._wake.clear()
             # Neither a send nor a short-lived connection shortens the backoff.
-            elif not self._closing.wait(delay + _JITTER.uniform(0.0, max(delay, FIRST_DELAY_S) / 2)):
+            elif not self._closing.wait(delay + random.SystemRandom().uniform(0.0, max(delay, FIRST_DELAY_S) / 2)):
                 delay = min(max(2.0 * delay, FIRST_DELAY_S), LONGEST_DELAY_S)
                 self._connect()
                 since = time.monotonic()
@@ -328,8 +316,7 @@ class Client(AbstractContextManager["Client"]):
         if silence > SILENCE_S:
             raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
         quiet = silence > SILENCE_S / 3 or self._is_unresponsive(stream)
-        # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of openpi's
-        # protocol gets none, because its inference may block its pongs.
+        # One ping at a time: more would delay other messages. openpi's inference blocks pongs, so it gets none.
         if quiet and not stream.single and self._last_ping_s <= stream.alive_s:
             self._last_ping_s = time.monotonic()
             stream.send(b"", mark=b"alive?")
@@ -342,7 +329,6 @@ class Client(AbstractContextManager["Client"]):
         if self._stream is not None:
             self._stream.close()
             self._stream, self.problem = None, printable(why)
-            # Outstanding requests are lost; ids are never reused.
             for waiting in self._outstanding.values():
                 waiting.cause = waiting.cause or "disconnected"
             self._outstanding.clear()

@@ -40,16 +40,13 @@ _PASSING = (ErrorCode.SHUTTING_DOWN, ErrorCode.INTERNAL, ErrorCode.EXPIRED)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of a server (``ws``, or ``wss`` with TLS), and credentials; ConfigError for invalid ones.
-
-    Without a ``tls`` context, that of the system's certificates is used.
-    """
+    """Address of a server (``ws``, or ``wss`` with TLS), and credentials; ConfigError for invalid ones."""
 
     scheme: str
     host: str
     port: int
     token: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)  # None for the system's certificates
 
     def __post_init__(self) -> None:
         if self.scheme not in ("ws", "wss"):
@@ -94,8 +91,7 @@ class Endpoint:
             raise kind(f"no connection to {self}: {why}") from None
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 def tls_context(ca: Path | None) -> ssl.SSLContext | None:
@@ -103,8 +99,7 @@ def tls_context(ca: Path | None) -> ssl.SSLContext | None:
     try:
         return None if ca is None else ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f"cannot use {ca} as the PEM file of a certificate authority: {why}") from None
+        raise ConfigError(f"cannot use {ca} as the PEM file of an authority: {error.strerror or error}") from None
 
 
 class StreamClosedError(Exception):
@@ -114,24 +109,20 @@ class StreamClosedError(Exception):
 class Stream(ABC):
     """A WebSocket to a server that has greeted, used by one thread at a time. StreamClosedError says that it has ended.
 
-    Nothing blocks for longer than the timeouts given [s]; a message of more than ``max_message_bytes`` closes it.
-
-    Attributes:
-        single: whether nothing is sent while a reply is outstanding; then a reply alone is a sign of life.
-        welcome: the server's, or what it said instead.
-        alive_s: time of the last sign of life (monotonic clock).
-        pong: payload of the last pong before the message received last.
-
-    Raises:
-        RemoteError: if the server cannot be reached in time.
-        RefusedError: if it refuses this device, or is not the one expected.
+    Nothing blocks for longer than the timeouts given [s]; a message of more than ``max_message_bytes`` closes it. A
+    server that cannot be reached in time is a RemoteError, one that refuses this device or is another a RefusedError.
     """
 
-    single: ClassVar[bool]
+    single: ClassVar[bool]  # whether nothing is sent while a reply is outstanding; then that alone is a sign of life
     scheme: ClassVar[str]  # of the Authorization header
     refusal: ClassVar[str]  # what it means if the first messages fail
+    welcome: Welcome  # the server's, or what it said instead
+    alive_s: float  # time of the last sign of life (monotonic clock)
+    pong: bytes  # payload of the last pong before the message received last
 
-    def __init__(self, endpoint: Endpoint, path: str, timeout: float, max_message_bytes: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, path: str, timeout: float, max_message_bytes: int, hello: bytes = b""
+    ) -> None:
         until = time.monotonic() + timeout
         self._messages: deque[tuple[bytearray | str, bytes]] = deque()
         self._parts: list[Any] = []
@@ -144,18 +135,24 @@ class Stream(ABC):
         try:
             self._open(endpoint.token, until)
             what, hint = self.refusal, ""
-            self.welcome = self._greet(until)
+            # The server may have refused and closed already; then it has said why.
+            with suppress(StreamClosedError):
+                self.send(hello, until - time.monotonic())
+            message = self.receive(max(0.0, until - time.monotonic()))
+            if message is None:
+                raise StreamClosedError("it sent no first message in time")
+            self.welcome = self._read_welcome(message)
         except (StreamClosedError, InvalidHandshake, WireError) as error:
             self.close()
             why, refused = str(error), isinstance(error, WireError) and error.code not in _PASSING
             if isinstance(error, InvalidStatus):
                 status = error.response.status_code
-                why, refused = f"HTTP status {status}", 400 <= status < 500
+                why, refused = f"HTTP status {status}", 400 <= status < 500 and status not in (408, 429)
             raise (RefusedError if refused else RemoteError)(f"{endpoint} {what}: {printable(why)}{hint}") from None
 
     @abstractmethod
-    def _greet(self, until: float) -> Welcome:
-        """Exchanges the first messages ``until`` then; WireError if the server refuses, or is not the one expected."""
+    def _read_welcome(self, message: bytearray | str) -> Welcome:
+        """The server's first message; WireError if it refuses this device, or is not the one expected."""
 
     @abstractmethod
     def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
@@ -256,13 +253,12 @@ class Stream(ABC):
             self._messages.append((message.decode(errors="replace") if self._text else message, self._last_pong))
 
     def _flush(self, timeout: float) -> None:
-        if not (data := b"".join(self._protocol.data_to_send())):
-            return
-        try:
-            self._socket.settimeout(max(0.001, timeout))
-            self._socket.sendall(data)
-        except OSError as error:
-            raise self._lost(error) from None
+        if data := b"".join(self._protocol.data_to_send()):
+            try:
+                self._socket.settimeout(max(0.001, timeout))
+                self._socket.sendall(data)
+            except OSError as error:
+                raise self._lost(error) from None
 
     def _lost(self, error: OSError) -> StreamClosedError:
         self._protocol.state = State.CLOSED

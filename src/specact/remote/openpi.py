@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from specact.wire import openpi
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Reply, Welcome, bad, check_terms, printable
 
-# A reply with its inference time is unique.
-_TIMING_KEY = b"infer_ms"
-# Replies and metadata may contain more than actions.
-_MAX_MESSAGE_BYTES = 1 << 20
+_TIMING_KEY = b"infer_ms"  # a reply with its inference time is unique
+_MAX_MESSAGE_BYTES = 1 << 20  # replies and metadata may contain more than actions
 
 
 class Key(NamedTuple):
@@ -38,9 +35,9 @@ class OpenpiEndpoint(Endpoint):
 
 
 class OpenpiConversation(Stream):
-    """As :class:`~specact.remote.client.NativeConversation`, with requests of the kind ``infer`` only, without ids.
+    """A connection over openpi's protocol, whose requests are all of the kind ``infer``, and without ids.
 
-    So nothing is sent before the last reply has arrived. Each request is preceded by a ping with its id: a message
+    So nothing is sent before the last reply has arrived. Each request is preceded by a ping with its number: a message
     before that pong is a duplicate, and ends the connection; so does a reply that equals the last one byte for byte,
     its measured time included. ``metadata`` is the server's first message.
     """
@@ -48,7 +45,7 @@ class OpenpiConversation(Stream):
     single, scheme, refusal = True, "Api-Key", "does not speak openpi's protocol, or serves another policy"
 
     def __init__(self, endpoint: OpenpiEndpoint, timeout: float, contract: Contract | None = None) -> None:
-        self._format, self._contract = endpoint, contract
+        self._format, self._contract = endpoint, cast(Contract, contract)  # without one there are no requests
         self._outstanding: int | None = None
         self._last_message = bytearray()
         limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
@@ -56,13 +53,13 @@ class OpenpiConversation(Stream):
 
     def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
         self._outstanding, self.alive_s = number, time.monotonic()
-        self.send(openpi.encode(self._observation(request)), timeout, _mark(number))
+        self.send(openpi.encode(self._observation(request)), timeout, number.to_bytes(8))
 
     def reply(self, timeout: float) -> Reply | Failure | None:
         message, number = self.receive(timeout), self._outstanding
         if message is None:
             return None
-        if number is None or self.pong != _mark(number):
+        if number is None or self.pong != number.to_bytes(8):
             raise StreamClosedError("the server sent a message that answers no request, or leaves pings unanswered")
         self._outstanding, self.alive_s = None, time.monotonic()
         if isinstance(message, str):
@@ -72,11 +69,10 @@ class OpenpiConversation(Stream):
         self._last_message = message
         return self._reply(openpi.decode(message), number)
 
-    def _greet(self, until: float) -> Welcome:
-        message, contract = self.receive(max(0.0, until - time.monotonic())), self._contract
-        if not isinstance(message, bytearray):
-            # An error, of a model that may be loaded later.
-            raise StreamClosedError(message or "it did not say its metadata in time")
+    def _read_welcome(self, message: bytearray | str) -> Welcome:
+        if isinstance(message, str):
+            raise StreamClosedError(message)  # an error, of a model that may be loaded later
+        contract: Contract | None = self._contract
         self.metadata = said = openpi.decode(message)
         names = (said.get(name) for name in ("bundle", "fingerprint", "specact"))
         bundle, target, version = (printable(name, 64) if isinstance(name, str) else "" for name in names)
@@ -87,7 +83,6 @@ class OpenpiConversation(Stream):
 
     def _observation(self, request: Request) -> dict[str, Any]:
         endpoint, contract, ours = self._format, self._contract, "specact" in self.metadata
-        assert contract is not None, "otherwise there are no requests"
         window = contract.observation.select(request.window)
         sent: dict[str, Any] = {} if window.instruction is None else {"prompt": window.instruction}
         if endpoint.names_endpoint:
@@ -109,7 +104,6 @@ class OpenpiConversation(Stream):
         infer_ms = float(spent) if isinstance(spent, int | float | np.number) and 0.0 <= spent < 1e9 else 0.0
         if not isinstance(actions, np.ndarray) or actions.dtype.kind not in "fiu":
             raise bad("a reply must contain actions, an array of numbers")
-        assert self._contract is not None, "otherwise there are no requests"
         # Numbers beyond float32 become infinite and are refused.
         with np.errstate(over="ignore"):
             chunk = actions.astype(np.float32)
@@ -118,7 +112,3 @@ class OpenpiConversation(Stream):
         except ValueError as error:
             raise bad(str(error)) from None
         return Reply(number, 0.0, infer_ms, infer_ms, 1, arrays)
-
-
-def _mark(number: int) -> bytes:
-    return struct.pack(">Q", number)
