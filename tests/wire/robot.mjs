@@ -1,4 +1,4 @@
-// A robot in another language, from docs/develop/protocol.md alone: it asks for the target's answers and verdicts, and verifies itself.
+// A robot in another language, from docs/develop/protocol.md alone. It asks for answers, and verifies them itself:
 // node --experimental-websocket robot.mjs ws://HOST:PORT tokenizer.safetensors
 import { readFileSync } from "node:fs";
 
@@ -16,19 +16,23 @@ function pack(v) {
 }
 function unpack(b) {
   let at = 0;
-  const take = (n) => b.subarray(at, (at += n)), size = (n) => take(n).readUIntBE(0, n), text = (n) => take(n).toString();
-  const list = (n) => Array.from({ length: n }, value), map = (n) => Object.fromEntries(list(2 * n).flatMap((v, i, l) => (i % 2 ? [[l[i - 1], v]] : [])));
-  const forms = {
-    0xc0: () => null, 0xc2: () => false, 0xc3: () => true, 0xca: () => take(4).readFloatBE(), 0xcb: () => take(8).readDoubleBE(),
-    0xcc: () => size(1), 0xcd: () => size(2), 0xce: () => size(4), 0xcf: () => Number(take(8).readBigUInt64BE()),
-    0xd0: () => take(1).readInt8(), 0xd1: () => take(2).readInt16BE(), 0xd2: () => take(4).readInt32BE(), 0xd3: () => Number(take(8).readBigInt64BE()),
-    0xc4: () => take(size(1)), 0xc5: () => take(size(2)), 0xc6: () => take(size(4)), 0xd9: () => text(size(1)), 0xda: () => text(size(2)),
-    0xdb: () => text(size(4)), 0xdc: () => list(size(2)), 0xdd: () => list(size(4)), 0xde: () => map(size(2)), 0xdf: () => map(size(4)),
-  };
+  const take = (n) => b.subarray(at, (at += n)), uint = (n) => Number(`0x${take(n).toString("hex")}`);
+  const int = (n) => Number(BigInt.asIntN(8 * n, BigInt(`0x${take(n).toString("hex")}`)));
+  const text = (n) => take(n).toString(), list = (n) => Array.from({ length: n }, value);
+  const map = (n) => Object.fromEntries(Array.from({ length: n }, () => [value(), value()]));
+  // From 0xc0 on: what is read, and the bytes of its size or number.
+  const forms = [
+    [() => null], [], [() => false], [() => true], [take, 1], [take, 2], [take, 4], [], [], [],
+    [() => take(4).readFloatBE()], [() => take(8).readDoubleBE()],
+    ...[1, 2, 4, 8].map((n) => [() => uint(n)]), ...[1, 2, 4, 8].map((n) => [() => int(n)]), [], [], [], [], [],
+    [text, 1], [text, 2], [text, 4], [list, 2], [list, 4], [map, 2], [map, 4],
+  ];
   function value() {
-    const t = size(1);
+    const t = uint(1);
     if (t < 0x80 || t > 0xdf) return t < 0x80 ? t : t - 256;
-    return t < 0x90 ? map(t & 15) : t < 0xa0 ? list(t & 15) : t < 0xc0 ? text(t & 31) : forms[t]();
+    if (t < 0xc0) return t < 0x90 ? map(t & 15) : t < 0xa0 ? list(t & 15) : text(t & 31);
+    const [read, size] = forms[t - 0xc0];
+    return size ? read(uint(size)) : read();
   }
   const v = value();
   if (at !== b.length) throw Error("bytes after the message");
@@ -37,6 +41,7 @@ function unpack(b) {
 
 // Arrays: the bytes of those that [name, dtype, shape] say, in this order.
 const TYPES = { bool: Uint8Array, int64: BigInt64Array, float32: Float32Array, float64: Float64Array };
+const sum = (a) => a.reduce((x, y) => x + y, 0), product = (a) => a.reduce((x, y) => x * y, 1);
 const bytes = (array) => Buffer.from(array.buffer);
 const join = (specs, arrays) => Buffer.concat(specs.map(([name]) => bytes(arrays[name])));
 function split(specs, payload) {
@@ -66,8 +71,7 @@ function uniforms([seed, robot, episode, step], n) {
   }
   return words.slice(0, n).map((word) => Number(word >> 11n) / 2 ** 53);
 }
-const sum = (a) => a.reduce((x, y) => x + y, 0), product = (a) => a.reduce((x, y) => x * y, 1);
-const draw = (weights, uniform) => weights.findIndex((_, i) => sum(weights.slice(0, i + 1)) > uniform * sum(weights));
+const draw = (weights, u) => weights.findIndex((_, i) => sum(weights.slice(0, i + 1)) > u * sum(weights));
 function softmax(logits, temperature) {
   const x = logits.map((l) => l / temperature), e = x.map((v) => Math.exp(v - Math.max(...x)));
   return e.map((v) => v / sum(e));
@@ -97,24 +101,33 @@ async function ask(kind, address, window, arrays = {}) {
   return split(reply, message[6]);
 }
 
+// The tokenizer's table: safetensors have the length of a JSON head, the head, and the numbers.
+const { codebooks: G, codes: K, chunk: n, actions: A, temperature } = spec;
+const file = readFileSync(tokenizer), start = 8 + Number(file.readBigUInt64LE());
+const [from, to] = JSON.parse(file.subarray(8, start)).table.data_offsets;
+const table = new Float32Array(new Uint8Array(file.subarray(start + from, start + to)).buffer);
+
 // Codes that a made-up draft draws, verified by the server and here.
-const { codebooks: G, codes: K, chunk: n, actions: A, temperature } = spec, file = readFileSync(tokenizer), at = 8 + Number(file.readBigUInt64LE());
-const tensor = (name, [from, to] = JSON.parse(file.subarray(8, at))[name].data_offsets) => new Float32Array(new Uint8Array(file.subarray(at + from, at + to)).buffer);
-const table = tensor("table"), seen = Object.values(spec.observation.fields).map(({ shape, history }) => product(shape) * Math.max(1, history));
-const found = { codes: 0, chunks: 0, accepted: 0 };
+const seen = sum(Object.values(spec.observation.fields).map((f) => product(f.shape) * Math.max(1, f.history)));
+const equal = { codes: 0, chunks: 0, accepted: 0 };
 for (let step = 0; step < 100; step++) {
-  const address = [7, 1, 2, step], window = bytes(Float32Array.from({ length: sum(seen) }, (_, i) => Math.sin(i + step)));
-  const target = await ask("infer", address, window);
-  const p = Array.from({ length: G }, (_, g) => softmax(target.logits.slice(g * K, g * K + K), temperature)), q = p.map((row) => row.map((v) => (v + 1 / K) / 2));
+  const address = [7, 1, 2, step], window = bytes(Float32Array.from({ length: seen }, (_, i) => Math.sin(i + step)));
+  const { logits, offsets } = await ask("infer", address, window);
+  const p = Array.from({ length: G }, (_, g) => softmax(logits.slice(g * K, g * K + K), temperature));
+  const q = p.map((row) => row.map((v) => (v + 1 / K) / 2));
   const drafted = q.map((row, g) => draw(row, uniforms([8, 1, 2, step], G)[g])), random = uniforms(address, 2 * G);
-  const verdict = await ask("verify", address, window, { draft_probs: Float64Array.from(q.flat()), codes: BigInt64Array.from(drafted, BigInt) });
+  const draft = { draft_probs: Float64Array.from(q.flat()), codes: BigInt64Array.from(drafted, BigInt) };
+  const verdict = await ask("verify", address, window, draft);
+
   const kept = drafted.map((z, g) => random[g] >= 1 - Math.min(1, p[g][z] / q[g][z]));
-  const codes = drafted.map((z, g) => (kept[g] ? z : draw(p[g].map((v, k) => Math.max(v - q[g][k], 0)), random[G + g])));
+  const drawn = (g) => draw(p[g].map((v, k) => Math.max(v - q[g][k], 0)), random[G + g]);
+  const codes = drafted.map((z, g) => (kept[g] ? z : drawn(g)));
   const row = codes.reduce((number, z) => number * K + z, 0) * n * A;
-  const chunk = codes.reduce((sums, z, g) => sums.map((v, i) => Math.fround(v + target.offsets[(g * K + z) * n * A + i])), [...table.slice(row, row + n * A)]);
-  found.codes += `${codes}` === `${verdict.codes}`;
-  found.chunks += `${chunk}` === `${verdict.chunk}`;
-  found.accepted += sum(kept.map(Number));
+  const added = (i) => (x, z, g) => Math.fround(x + offsets[(g * K + z) * n * A + i]);
+  const chunk = Array.from(table.slice(row, row + n * A), (v, i) => codes.reduce(added(i), v));
+  equal.codes += `${codes}` === `${verdict.codes}`;
+  equal.chunks += `${chunk}` === `${verdict.chunk}`;
+  equal.accepted += sum(kept.map(Number));
 }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(equal));
 socket.close();
