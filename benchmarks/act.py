@@ -44,7 +44,7 @@ def main() -> None:
     )
     for name in sys.argv[1:] or ("ball", "swarm", "pusht", "kitchen"):
         bundle = load_pair(name)
-        gates = {"never": Never(), "adahi": calibrated_gate(bundle, "adahi", 0.6), "always": Always()}
+        gates = {**plain_gates(), "adahi": calibrated_gate(bundle, "adahi", 0.6)}
         for (gate, step), rows in measure(bundle, gates).items():
             act, run = np.array(rows).T
             print(
@@ -53,7 +53,14 @@ def main() -> None:
             )
 
 
-def measure(bundle: Pair[Any], gates: dict[str, Gate]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+def plain_gates() -> dict[str, Gate]:
+    """Of steps with the draft alone, and of verified ones."""
+    return {"never": Never(), "always": Always()}
+
+
+def measure(
+    bundle: Pair[Any], gates: dict[str, Gate], steps: int = INFERENCES
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """(act, session.run) in ms of every inferring step, by gate and kind of step, on a random walk of observations."""
     rng = np.random.default_rng(0)
     sessions = []
@@ -64,7 +71,7 @@ def measure(bundle: Pair[Any], gates: dict[str, Gate]) -> dict[tuple[str, str], 
     rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
     seen = {name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()}
     inferences = 0
-    while inferences < INFERENCES:
+    while inferences < steps:
         walk = []
         for _ in range(BLOCK * bundle.execute):
             seen = seen | {"state": np.clip(seen["state"] + 0.1 * rng.standard_normal(seen["state"].shape), -1, 1)}

@@ -19,13 +19,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from server import Robot
+from server import Robot, core
 
 from specact import Pair, load_pair
 from specact.bundle.network import open_session
@@ -42,10 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--like", choices=(OPENPI, FLASK, GRPC), default=OPENPI)
-    parser.add_argument("--policy", default="", help="a chunk policy; the ball pair's network if not given")
+    parser.add_argument("--policy", default="ball", help="ball, the network of its target alone, or a chunk policy")
     parser.add_argument("--openpi", type=Path, help="a checkout of openpi, whose server class is loaded from it")
     asked = parser.parse_args()
-    infer = chunks_of(asked.policy) if asked.policy else outputs_of(load_pair("ball"))
+    infer = outputs_of(load_pair("ball")) if asked.policy == "ball" else chunks_of(asked.policy)
     if asked.like == OPENPI:
         serve_as_openpi(asked.openpi, infer, asked.port)
     elif asked.like == FLASK:
@@ -57,7 +57,15 @@ def main() -> None:
 def chunks_of(policy: str) -> Infer:
     """A chunk policy as what is behind the servers of others."""
     loaded, rng = load_policy(policy).policy, np.random.default_rng(0)
-    return lambda observation: {"actions": loaded.infer(Window(observation), rng)}
+
+    shapes = {name: field.window_shape for name, field in loaded.spec.observation.fields.items()}
+
+    def infer(observation: dict[str, Any]) -> dict[str, Any]:
+        # Clients send a window of one observation without its first axis, too.
+        seen = {name: observation[name].reshape(shape) for name, shape in shapes.items()}
+        return {"actions": loaded.infer(Window(seen, observation.get("prompt")), rng)}
+
+    return infer
 
 
 def serve_as_flask(infer: Infer, port: int) -> None:
@@ -133,14 +141,19 @@ def serve_as_openpi(checkout: Path, infer: Infer, port: int) -> None:
     module.WebsocketPolicyServer(SimpleNamespace(infer=infer), host="127.0.0.1", port=port).serve_forever()
 
 
+def other_server(checkout: Path, policy: str, like: str = OPENPI) -> AbstractContextManager[tuple[int, int]]:
+    """One of these servers; see :func:`listening`."""
+    words = ["--openpi", str(checkout), "--like", like, "--policy", policy]
+    return listening(lambda port: [sys.executable, __file__, *words, "--port", str(port)])
+
+
 @contextmanager
-def other_server(checkout: Path, policy: str = "", like: str = OPENPI) -> Iterator[tuple[int, int]]:
-    """One of these servers in a process of its own; yields its port and the number of the process."""
+def listening(command: Callable[[int], list[str]]) -> Iterator[tuple[int, int]]:
+    """A server in a process of its own, on the first core; yields its port and the number of the process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    command = [sys.executable, __file__, "--openpi", str(checkout), "--port", str(port), "--like", like]
-    command += ["--policy", policy]
-    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
+    with core(0):
+        process = subprocess.Popen(command(port), env={"OMP_NUM_THREADS": "1", **os.environ})
     try:
         until = time.monotonic() + 60.0
         while time.monotonic() < until and process.poll() is None:
@@ -151,7 +164,7 @@ def other_server(checkout: Path, policy: str = "", like: str = OPENPI) -> Iterat
                 time.sleep(0.05)
         yield port, process.pid
     finally:
-        process.terminate()
+        process.kill()
         process.wait()
 
 

@@ -1,323 +1,350 @@
-"""This package's servers and clients compared with other projects', with the same network behind each.
+"""This package's server and client beside openpi's, with the same network behind each, in turn in every round.
 
-``--parts throughput,paced,device``: the ball pair's target. openpi's server answers with its outputs as they are; ours
-checks the request, makes distributions of them and keeps its books. Both are asked by the same load generator, in turn.
+A part is one of: ``openpi/POLICY``: robots that ask as fast as they can, and how many are served at 20 Hz, on three
+sides: our own protocol, openpi's protocol at our server, and openpi's server class. ``device``: a request, and ``act``,
+on the robot's computer. ``peers/POLICY``: as openpi/POLICY, beside Flask and gRPC as well, which needs: pip install
+flask grpcio.
 
-``--parts peers``: all answer with chunks of actions of one policy: ours on its own stream and at its endpoint of
-openpi's protocol, openpi's server class, JSON over HTTP with Flask as in ADAHI's test bed, and gRPC with the calls of
-LeRobot's policy server. In turn 1, 16, 64 and 256 robots ask as fast as they can, then at 20 Hz.
+Of ball the server of openpi answers with the network's outputs, as ours does; of all others with chunks of actions.
+Servers have the first core, everything else the second.
 
-Run: python benchmarks/peers.py --openpi CHECKOUT [--rounds N] [--seconds S] [--steps N] [--parts PARTS]
+Run: python benchmarks/peers.py PART --openpi CHECKOUT [--rounds N] [--seconds S] [--steps N] [--out FILE]
 
-CHECKOUT is a checkout of https://github.com/Physical-Intelligence/openpi: its server class and its client are loaded
-from there. The part peers also needs: pip install flask grpcio requests. The results are kept for
-the report: python -m experiments speed page.
+CHECKOUT is one of https://github.com/Physical-Intelligence/openpi: its server class and client are loaded from there.
+All parts, stored for the report: python -m experiments speed run --data CHECKOUT --out FOLDER
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import json
+import math
 import os
-import re
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+# Before NumPy: one thread per process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import act
 import msgspec
 import numpy as np
 import uvloop
-from others import FLASK, GRPC, GRPC_SERVICE, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
-from server import Load, Robot, Workload, run_load, run_robots, workload_of
+from others import FLASK, GRPC, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
+from server import DEADLINE_MS, RATE_HZ, Load, Robot, Workload, core, processor_s, run_load, run_robots, started
+from server import workload_of as ours_of
 
-from specact import Pair, SpeculativePolicy, connect, load_pair
-from specact.families.chunks.policy import chunk_contract
+from specact import SpeculativePolicy, load_pair
+from specact.bundle.network import open_session
 from specact.gates import Always
-from specact.lab.rollout.processes import ServerProcess, serving
-from specact.load import load_policy
+from specact.load import load_exchange, load_policy
 from specact.observation import ObservationSpec, Window
 from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier
+from specact.remote.openpi import Key, OpenpiEndpoint
 from specact.rng import StepAddress
+from specact.types import Miss
 from specact.wire import openpi
+from specact.wire.exchange import Exchange, Request
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "experiments" / "speed" / "results" / "peers.json"
-ROBOTS, PACED = (1, 16, 64), (60, 120, 170, 240, 340)
-RATE_HZ, WITHIN_MS = 20.0, 50.0
 OURS, ENDPOINT, THEIRS = "specact", "endpoint", OPENPI
-POLICIES, PEER_ROBOTS, ROWS = ("ball#target", "relocate-tokens", "ball-chase-flow"), (1, 16, 64, 256), (1, 16, 64)
-NEEDED = ("flask", "grpcio", "requests", "websockets")
+ROBOTS, ROWS = (1, 4, 16, 64, 256), (1, 4, 16, 64)
+# The rest is late in a round that holds; and steps of the search, of which the last tells 1/16 of the first guess.
+LATE, SEARCH = 0.01, 4
 Call = Callable[[], object]
-# Asks a server with so many robots, for so many seconds, at a rate of all together or as fast as they can.
+# Has so many robots ask for so many seconds, at a rate of all together or as fast as they can.
 Ask = Callable[[int, float, float | None], Load]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server, by its process, and how robots ask it."""
+
+    process: int
+    ask: Ask
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("part", help="openpi/POLICY, peers/POLICY or device")
     parser.add_argument("--openpi", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--seconds", type=float, default=0.6)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--parts", default="throughput,paced,device")
-    parser.add_argument("--policy", default="", help="of the part peers, instead of all")
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     sys.path.insert(0, str(asked.openpi / "packages" / "openpi-client" / "src"))
-    pair = load_pair("ball")
-    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    if "peers" in asked.parts:
-        try:
-            versions = {name: importlib.metadata.version(name) for name in NEEDED}
-        except importlib.metadata.PackageNotFoundError as error:
-            parser.error(f"the part peers needs {error.name}; install it: pip install {' '.join(NEEDED)}")
-        measured = {policy: peers(asked, policy) for policy in [asked.policy] if policy} or {
-            policy: peers(asked, policy) for policy in POLICIES
-        }
-        found["peers"] = {**found.get("peers", {}), **measured, "versions": versions}
-    if {"throughput", "paced", "device"} & set(asked.parts.split(",")):
-        whole_requests(asked, pair, found)
-    # A list of numbers is one line.
-    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(found, indent=1))
-    KEPT.write_text(text + "\n")
-    print("next: python -m experiments speed page")
+    group, _, policy = asked.part.partition("/")
+    with core(1):
+        if group == "device":
+            found: Any = device(asked)
+        else:
+            with source_of(policy) as source:
+                found = servers(asked, source, (FLASK, GRPC) if group == "peers" else ())
+    text = json.dumps(found, indent=1)
+    if asked.out is None:
+        print(text)
+    else:
+        asked.out.write_text(text + "\n")
 
 
-def whole_requests(asked: argparse.Namespace, pair: Pair[Any], found: dict[str, Any]) -> None:
-    """Distributions beside the network's outputs."""
-    found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
-    with serving("ball") as ours, other_server(asked.openpi) as (port, _):
-        sides = {OURS: (ours.port, workload_of(pair.exchange.contract)), THEIRS: (port, openpi_speech(pair))}
-        if "throughput" in asked.parts:
-            found["throughput"] = throughput(sides, asked.rounds, asked.seconds)
-        if "paced" in asked.parts:
-            found["paced"] = paced(sides, asked.rounds, asked.seconds)
-        if "device" in asked.parts:
-            found["device"] = device(pair, ours.port, port, asked.rounds, asked.steps)
-
-
-def peers(asked: argparse.Namespace, policy: str) -> dict[str, Any]:
-    """Every measurement of each round, by pace, number of robots and side; and of each side's client on the device."""
-    spec = load_policy(policy).policy.spec
-    seen = observations(spec.observation, 64)
-    found: dict[str, Any] = {"rounds": asked.rounds, "seconds": asked.seconds, "load": os.getloadavg()[1]}
-    found |= {"rows": rows(policy, seen, asked.rounds), "hot": {}, "20 Hz": {}}
+def servers(asked: argparse.Namespace, source: str, others: tuple[str, ...]) -> dict[str, Any]:
+    """Every measurement of each round, by number of robots and side; and robots at 20 Hz, by side."""
+    exchange = load_exchange(source)
     with ExitStack() as stack:
-        ours = stack.enter_context(ServerProcess(["serve", "--policy", policy, "--port", "0"]))
-        others = {like: stack.enter_context(other_server(asked.openpi, policy, like)) for like in (THEIRS, FLASK, GRPC)}
-        ports = {OURS: ours.port, ENDPOINT: ours.port, **{like: port for like, (port, _) in others.items()}}
-        processes = {OURS: ours.pid, ENDPOINT: ours.pid, **{like: pid for like, (_, pid) in others.items()}}
-        sides = askers(ports, spec, seen)
-        for ask in sides.values():
-            ask(16, asked.seconds, None)  # warms up
-        for turn in range(asked.rounds):
-            for robots in PEER_ROBOTS:
-                for pace, seconds, offered in (("hot", asked.seconds, None), ("20 Hz", 1.0, RATE_HZ * robots)):
-                    for name, ask in in_turn(sides, turn):
-                        before = processor_s(processes[name])
-                        load = ask(robots, seconds, offered)
-                        of_side = found[pace].setdefault(str(robots), {}).setdefault(name, {})
-                        for figure, value in measured(load, processor_s(processes[name]) - before, seconds).items():
-                            of_side.setdefault(figure, []).append(round(value, 4))
-        found["device"] = clients(ports, seen, asked.rounds, asked.steps)
+        ours = stack.enter_context(started(source))
+        places = {OURS: (ours.port, ours.pid)}
+        if openpi.serves_chunks(exchange.contract):
+            places[ENDPOINT] = places[OURS]
+        for like in (THEIRS, *others):
+            places[like] = stack.enter_context(other_server(asked.openpi, source, like))
+        sides = sides_of(places, exchange)
+        for side in sides.values():
+            side.ask(16, asked.seconds, None)  # warms up
+        found: dict[str, Any] = {"rounds": asked.rounds, "seconds": asked.seconds, "rows": rows(source, asked.rounds)}
+        print(found["rows"], flush=True)
+        found["hot"] = hot(sides, asked.rounds, asked.seconds)
+        found["20 Hz"] = most_in_time(sides, fastest(found["hot"]), asked.rounds)
     return found
 
 
-def rows(policy: str, seen: list[dict[str, np.ndarray]], rounds: int) -> dict[str, list[float]]:
-    """Processor time [ms] of the policy for one chunk, by the size of the batch: what no server can do without."""
-    loaded, found = load_policy(policy).policy, dict[str, list[float]]()
+def hot(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, Any]:
+    """Figures of robots that ask again as soon as they are answered, by their number, side and round."""
+    found: dict[str, Any] = {}
+    for turn in range(rounds):
+        for robots in ROBOTS:
+            for name, side in in_turn(sides, turn):
+                before, ours = processor_s(side.process), time.process_time()
+                load = side.ask(robots, seconds, None)
+                spent, told = processor_s(side.process) - before, load.summary()
+                figures = {
+                    "steps_per_s": told["steps_per_s"], "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"],
+                    "server_ms": 1e3 * spent / max(1, told["answered"]), "errors": told["errors"],
+                    "generator": (time.process_time() - ours) / load.seconds,
+                }  # fmt: skip
+                of_side = found.setdefault(str(robots), {}).setdefault(name, {})
+                for figure, value in figures.items():
+                    of_side.setdefault(figure, []).append(short(value))
+                print(turn, robots, name, f"{told['steps_per_s']:.0f}/s, p99 {told['p99_ms']:.1f} ms", flush=True)
+    return found
+
+
+def fastest(found: Mapping[str, Any]) -> dict[str, float]:
+    """The most steps per second of each side."""
+    return {
+        name: max(float(np.median(of[name]["steps_per_s"])) for of in found.values())
+        for name in next(iter(found.values()))
+    }
+
+
+def most_in_time(sides: Mapping[str, Side], most: Mapping[str, float], rounds: int) -> dict[str, Any]:
+    """The most robots at 20 Hz whose 99th percentile is in time in every round, by bisection; all sides in turn.
+
+    Requests that a late reply left no time for are late. Up to a quarter more than the ``most`` steps per second of a
+    side is looked at. With the number, the shares in time that were measured, by number of robots.
+    """
+    low = dict.fromkeys(sides, 0)
+    high = {name: math.ceil(1.25 * most[name] / RATE_HZ) + 1 for name in sides}
+    shares: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
+    for _ in range(SEARCH):
+        trying = {name: (low[name] + high[name]) // 2 for name in sides if high[name] - low[name] > 1}
+        fell = set[str]()
+        for turn in range(rounds):
+            for name, side in in_turn({name: sides[name] for name in trying if name not in fell}, turn):
+                robots = trying[name]
+                load = side.ask(robots, 1.0, RATE_HZ * robots)
+                share = float((load.latencies_ms <= DEADLINE_MS).sum()) / (robots * RATE_HZ)
+                shares[name].setdefault(str(robots), []).append(short(share))
+                if share < 1.0 - LATE:
+                    fell.add(name)
+        for name, robots in trying.items():
+            (high if name in fell else low)[name] = robots
+        print("at 20 Hz:", low, high, flush=True)
+    return {name: {"robots": low[name], "fails": high[name], "shares": shares[name]} for name in sides}
+
+
+def rows(source: str, rounds: int) -> dict[str, list[float]]:
+    """Processor time [ms] of the network for one request, by the size of the batch: what no server can do without."""
+    if load_exchange(source).contract.family == "codes":
+        pair = load_pair(source)
+        assert pair.path is not None
+        session, seen = open_session(pair.path / "target.onnx"), observations(pair.parts.spec.target, ROWS[-1])
+        feeds = {size: {name: np.stack([one[name] for one in seen[:size]]) for name in seen[0]} for size in ROWS}
+        infer: Callable[[int], object] = lambda size: session.run(None, feeds[size])  # noqa: E731
+    else:
+        policy = load_policy(source).policy
+        windows = [window_of(one) for one in observations(policy.spec.observation, ROWS[-1])]
+        infer = lambda size: policy.infer_batch(windows[:size], [np.random.default_rng(n) for n in range(size)])  # noqa: E731
+    found: dict[str, list[float]] = {str(size): [] for size in ROWS}
     for turn in range(rounds + 1):
         for size in ROWS:
-            windows = [Window(one) for one in seen[:size]]
-            before, times = time.process_time(), max(1, 64 // size)
+            before, times = time.process_time(), max(1, ROWS[2] // size)
             for _ in range(times):
-                loaded.infer_batch(windows, [np.random.default_rng(row) for row in range(size)])
+                infer(size)
             if turn:
-                spent = 1e3 * (time.process_time() - before) / (size * times)
-                found.setdefault(str(size), []).append(spent)
+                found[str(size)].append(short(1e3 * (time.process_time() - before) / (size * times)))
     return found
 
 
-def measured(load: Load, server_s: float, seconds: float) -> dict[str, float]:
-    """Of one load: figures of the table. A robot is served if each step that was due was answered within 50 ms."""
-    told, due = load.summary(), load.robots * RATE_HZ * seconds
-    in_time = np.bincount(load.robot[load.latencies_ms <= WITHIN_MS], minlength=load.robots)
-    return {
-        "steps_per_s": told["steps_per_s"],
-        "p50_ms": told["p50_ms"],
-        "p99_ms": told["p99_ms"],
-        "server_ms": 1e3 * server_s / max(1, told["answered"]),
-        "errors": told["errors"],
-    } | ({} if load.offered_hz is None else {
-        "in_time": float(in_time.sum()) / due,
-        "served": int((in_time >= RATE_HZ * seconds).sum()),
-    })  # fmt: skip
+def sides_of(places: Mapping[str, tuple[int, int]], exchange: Exchange[Any]) -> dict[str, Side]:
+    """The sides by the ports and processes of their servers."""
+    contract = exchange.contract
+    seen = observations(contract.observation, 64)
+    requests = [Request(window_of(one), StepAddress(0, 0, 0, 0)) for one in seen]
+    spoken = {
+        OURS: ours_of(contract, requests=requests),
+        ENDPOINT: Workload("/", None, [openpi.encode(one) for one in seen], _answers),
+        THEIRS: Workload("/", None, [openpi.encode(one) for one in seen], _answers),
+    }
 
-
-def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) -> dict[str, Ask]:
-    """How robots ask each side, in its own protocol."""
-    packed = [openpi.encode(one) for one in seen]
-    asking = Workload("/", None, packed, lambda reply: int(b"actions" in reply))
-    bodies = [json_request(one) for one in seen]
-    arrays = [b"".join(value.tobytes() for value in one.values()) for one in seen]
-
-    def sockets(port: int, speech: Workload) -> Ask:
+    def socket(port: int, speech: Workload) -> Ask:
         return lambda robots, seconds, offered: run_load(port, speech, robots, seconds, offered)
 
-    def others(robot: Callable[[asyncio.AbstractEventLoop], Robot]) -> Ask:
+    def other(robot: Callable[[asyncio.AbstractEventLoop], Robot]) -> Ask:
         async def join() -> Robot:
             return robot(asyncio.get_running_loop())
 
         return lambda robots, seconds, offered: uvloop.run(run_robots(join, robots, seconds, offered))
 
-    return {
-        OURS: sockets(ports[OURS], workload_of(chunk_contract(spec))),
-        ENDPOINT: sockets(ports[ENDPOINT], asking),
-        THEIRS: sockets(ports[THEIRS], asking),
-        FLASK: others(lambda loop: HttpRobot(loop, ports[FLASK], bodies)),
-        GRPC: others(lambda loop: GrpcRobot(loop, ports[GRPC], arrays)),
-    }
+    asks = {name: socket(port, spoken[name]) for name, (port, _) in places.items() if name in spoken}
+    if FLASK in places:
+        bodies = [json_request(one) for one in seen]
+        asks[FLASK] = other(lambda loop: HttpRobot(loop, places[FLASK][0], bodies))
+    if GRPC in places:
+        arrays = [b"".join(value.tobytes() for value in one.values()) for one in seen]
+        asks[GRPC] = other(lambda loop: GrpcRobot(loop, places[GRPC][0], arrays))
+    return {name: Side(places[name][1], ask) for name, ask in asks.items()}
 
 
-def clients(
-    ports: dict[str, int], seen: list[dict[str, np.ndarray]], rounds: int, steps: int
-) -> dict[str, dict[str, list[float]]]:
-    """Wall and processor time [ms] of a step on the device at 20 Hz, with the client that each side's users have."""
-    import grpc
-    import requests
-    from openpi_client.websocket_client_policy import WebsocketClientPolicy
-
-    count = iter(range(10**9))
-
-    def one() -> dict[str, np.ndarray]:
-        return seen[next(count) % len(seen)]
-
-    channel = grpc.insecure_channel(f"127.0.0.1:{ports[GRPC]}")
-    observe = channel.stream_unary(f"/{GRPC_SERVICE}/SendObservations")
-    get = channel.unary_unary(f"/{GRPC_SERVICE}/GetActions")
-
-    def ask_grpc() -> object:
-        observe(iter([b"".join(value.tobytes() for value in one().values())]))
-        return np.frombuffer(get(b""), np.float32)
-
-    def ask_flask() -> object:
-        body = {name: value.tolist() for name, value in one().items()}
-        reply = requests.post(f"http://127.0.0.1:{ports[FLASK]}/infer", json=body, timeout=10.0)
-        return np.array(reply.json()["actions"], np.float32)
-
-    with channel, connect(f"ws://127.0.0.1:{ports[OURS]}", deadline_ms=10_000.0) as target:
-        at_ours, at_theirs = (WebsocketClientPolicy("127.0.0.1", ports[side]) for side in (ENDPOINT, THEIRS))
-        calls: dict[str, Call] = {
-            OURS: lambda: target.ask(Window(one()), StepAddress(0, 0, 0, next(count))),
-            ENDPOINT: lambda: at_ours.infer(one())["actions"],
-            THEIRS: lambda: at_theirs.infer(one())["actions"],
-            FLASK: ask_flask,
-            GRPC: ask_grpc,
-        }
-        found: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in calls}
-        for turn in range(rounds + 1):
-            for name, (wall, cpu) in timed(dict(in_turn(calls, turn)), max(20, steps // 5), 1 / RATE_HZ).items():
-                if turn:
-                    found[name]["wall"].append(wall)
-                    found[name]["cpu"].append(cpu)
-        return found
+def _answers(reply: bytes) -> int:
+    return int(b"actions" in reply or b"offsets" in reply)
 
 
-def processor_s(process: int) -> float:
-    """What a process has had of a processor so far [s], with the threads that have ended."""
-    return time.clock_gettime(~process << 3 | 2)  # Linux: the clock of another process
-
-
-def observations(spec: ObservationSpec, count: int) -> list[dict[str, np.ndarray]]:
-    rng, fields = np.random.default_rng(0), spec.fields
+def observations(spec: ObservationSpec, count: int) -> list[dict[str, Any]]:
+    """Windows as openpi's clients send them."""
+    rng = np.random.default_rng(0)
+    prompt = {"prompt": "reach the goal and push the button"} if spec.instruction else {}
     return [
-        {name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields.items()}
+        {name: rng.integers(0, 256, field.window_shape, np.uint8) if field.is_image
+         else rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in spec.fields.items()} | prompt
         for _ in range(count)
-    ]
+    ]  # fmt: skip
 
 
-def openpi_speech(pair: Pair[Any]) -> Workload:
-    from openpi_client import msgpack_numpy
-
-    requests = [msgpack_numpy.packb(seen) for seen in observations(pair.parts.spec.target, 64)]
-    return Workload("/", None, requests, lambda reply: int(b"offsets" in reply))
+def window_of(seen: Mapping[str, Any]) -> Window:
+    return Window({name: value for name, value in seen.items() if name != "prompt"}, seen.get("prompt"))
 
 
-def throughput(
-    sides: dict[str, tuple[int, Workload]], rounds: int, seconds: float
-) -> dict[str, dict[str, list[float]]]:
-    """Steps per second of robots that ask again as soon as they are answered, by their number and the server."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for turn in range(rounds + 1):
-        for robots in ROBOTS:
-            for name, (port, speech) in in_turn(sides, turn):
-                steps = run_load(port, speech, robots, seconds, None).summary()["steps_per_s"]
-                if turn:  # the first round warms up
-                    found.setdefault(str(robots), {}).setdefault(name, []).append(steps)
-    return found
+@contextmanager
+def source_of(policy: str) -> Iterator[str]:
+    """A policy's name, or the folder of a bundle that is only in the history of the checkout."""
+    path = f"pretrained/{policy.partition('#')[0]}"
+    git = ["git", "-C", str(ROOT)]
+    removed = [*git, "log", "-1", "--diff-filter=D", "--format=%H", "--", f"{path}/manifest.json"]
+    if (ROOT / path).exists() or not (commit := subprocess.check_output(removed, text=True).strip()):
+        yield policy
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        packed = subprocess.check_output([*git, "archive", f"{commit}^", path])
+        subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
+        yield f"{folder}/{path}"
 
 
-def paced(sides: dict[str, tuple[int, Workload]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
-    """p99 of robots at 20 Hz [ms] by their number and the server; with more only where most rounds were in time."""
-    found: dict[str, dict[str, list[float]]] = {}
-    left = dict(sides)
-    for robots in PACED:
-        for turn in range(rounds):
-            for name, (port, speech) in in_turn(left, turn):
-                p99 = run_load(port, speech, robots, 2 * seconds, RATE_HZ * robots).summary()["p99_ms"]
-                found.setdefault(str(robots), {}).setdefault(name, []).append(p99)
-        left = {name: side for name, side in left.items() if np.median(found[str(robots)][name]) <= WITHIN_MS}
-        if not left:
-            break
-    return found
-
-
-def in_turn(sides: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
+def in_turn(sides: Mapping[str, Any], turn: int) -> list[tuple[str, Any]]:
     both = list(sides.items())
     return both[::-1] if turn % 2 else both
 
 
-def device(pair: Pair[Any], port: int, openpi_port: int, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
-    """Wall and processor time [ms] of a step on the device, of all its threads: medians of each round."""
+def short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def device(asked: argparse.Namespace) -> dict[str, Any]:
+    """Wall and processor time [ms] on the device, of all its threads: requests, hot and at 20 Hz, and ``act``."""
     from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
-    theirs = WebsocketClientPolicy("127.0.0.1", openpi_port)
-    seen = observations(pair.parts.spec.target, 64)
-    shapes = pair.observation.fields
-    rng = np.random.default_rng(0)
-    inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in shapes.items()} for _ in range(64)]
-    windows = [pair.parts.spec.target.zeros()]
+    pair, chunks = load_pair("ball"), load_exchange("ball#target")
+    seen, rng = observations(pair.parts.spec.target, 64), np.random.default_rng(0)
+    inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in pair.observation.fields.items()} for _ in seen]
     # Each control step is an inference; otherwise most steps would play what the last one gave.
     eager = pair.composed(spec=msgspec.structs.replace(pair.parts.spec, execute=1))
-    with Client(Endpoint.parse(f"ws://127.0.0.1:{port}"), pair.exchange.contract) as client:
-        client.connect(10.0)
-        policy = SpeculativePolicy(eager, Always(), verifier=remote_verifier(client, pair, 1000.0))
-        target = RemoteTarget(client, pair.exchange, 1000.0)
-        count = iter(range(10**9))
+    count = iter(range(10**9))
+    with ExitStack() as stack:
+        at = [stack.enter_context(other_server(asked.openpi, policy))[0] for policy in ("ball", "ball#target")]
+        codes, chunk = (stack.enter_context(started(policy)) for policy in ("ball", "ball#target"))
 
-        def act() -> None:
+        def client(endpoint: Endpoint, exchange: Exchange[Any]) -> Client:
+            made = stack.enter_context(Client(endpoint, exchange.contract))
+            made.connect(10.0)
+            return made
+
+        mine = client(Endpoint.parse(f"ws://127.0.0.1:{codes.port}"), pair.exchange)
+        policy = SpeculativePolicy(eager, Always(), verifier=remote_verifier(mine, pair, 1000.0))
+        raw, theirs = (WebsocketClientPolicy("127.0.0.1", port) for port in at)
+
+        def step() -> None:
             policy.act(inputs[next(count) % 64])
             assert policy.record is not None and policy.record.outcome is not None
 
-        calls: dict[str, Call] = {
-            f"{OURS} step": act,
-            f"{OURS} request": lambda: target.submit(windows[0], StepAddress(0, 0, 0, next(count))).result(),
-            f"{THEIRS} infer": lambda: theirs.infer(seen[next(count) % 64]),
-        }
-        found: dict[str, dict[str, Any]] = {}
-        for pace, pause_s, wanted in (("hot", 0.0, steps), ("20 Hz", 1 / RATE_HZ, max(20, steps // 5))):
-            rows: dict[str, list[list[float]]] = {name: [] for name in calls}
-            for turn in range(rounds + 1):
-                found_now = timed(dict(in_turn(calls, turn)), wanted, pause_s)
-                for name, medians in found_now.items():
-                    if turn:
-                        rows[name].append(medians)
-            found[pace] = {
-                name: dict(zip(("wall", "cpu"), np.array(r).T.tolist(), strict=True)) for name, r in rows.items()
-            }
+        def requests(target: RemoteTarget[Any]) -> Call:
+            windows = [window_of(one) for one in seen]
+
+            def one() -> None:
+                number = next(count)
+                reply = target.submit(windows[number % 64], StepAddress(0, 0, 0, number)).result()
+                assert not isinstance(reply, Miss), reply
+
+            return one
+
+        def wanted(target: Any) -> Call:
+            return lambda: target.infer(seen[next(count) % 64])
+
+        keys = {name: Key(name) for name in chunks.contract.observation.fields}
+        over = replace(OpenpiEndpoint.parse(f"ws://127.0.0.1:{at[1]}"), keys=keys)
+        groups: dict[str, dict[str, Call]] = {
+            "ball": {"specact step": step, "specact request": requests(RemoteTarget(mine, pair.exchange, 1000.0)),
+                     "openpi infer": wanted(raw)},
+            "ball#target": {
+                "specact request": requests(RemoteTarget(
+                    client(Endpoint.parse(f"ws://127.0.0.1:{chunk.port}"), chunks), chunks, 1000.0)),
+                "specact, openpi's server": requests(RemoteTarget(client(over, chunks), chunks, 1000.0)),
+                "openpi infer": wanted(theirs),
+            },
+        }  # fmt: skip
+        found = {group: timed_in_rounds(calls, asked.rounds, asked.steps) for group, calls in groups.items()}
+    return {"requests": found, "act": acts(asked.rounds, 2 * asked.steps)}
+
+
+def acts(rounds: int, steps: int) -> dict[str, dict[str, list[float]]]:
+    """``act`` over ``session.run`` in this process [ms]: medians of single calls, by kind of step and round."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        pair = load_pair("ball")
+        for (_, step), calls in act.measure(pair, act.plain_gates(), steps).items():
+            times, run = np.array(calls).T
+            for name, value in (("act", times), ("run", run), ("over", times - run)):
+                found.setdefault(step, {}).setdefault(name, []).append(short(float(np.median(value))))
+    return found
+
+
+def timed_in_rounds(calls: dict[str, Call], rounds: int, steps: int) -> dict[str, Any]:
+    """What each round of :func:`timed` finds, by pace, call and kind of time; the first one warms up."""
+    found: dict[str, Any] = {}
+    for pace, pause_s, count in (("hot", 0.0, steps), ("20 Hz", 1 / RATE_HZ, max(5, steps // 5))):
+        for turn in range(rounds + 1):
+            for name, times in timed(dict(in_turn(calls, turn)), count, pause_s).items():
+                of_call = found.setdefault(pace, {}).setdefault(name, {"wall": [], "cpu": []})
+                for kind, value in zip(of_call, times, strict=True):
+                    of_call[kind] += [short(value)] if turn else []
+        print(pace, {name: of_call["wall"][-1] for name, of_call in found[pace].items()}, flush=True)
     return found
 
 

@@ -6,14 +6,13 @@ it waits 40 + 2 b ms, during which the processor is free, and then answers as ba
 
 Run: python benchmarks/scale.py [--rounds N] [--seconds S] [--parts work,servers]
 
-The results, with those that are computed, are kept for the report: python -m experiments speed page.
+The results are kept for the report: python -m experiments speed page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import socket
 import subprocess
@@ -50,7 +49,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 # Of the stand-in target: milliseconds of a batch, and of each of its requests.
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
 SHARDS, EPISODES = 6, 10
-CROWD, RATE_HZ = 48, 2.0
+CROWD, PACED, RATE_HZ = 48, 77, 2.0
 WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers")
 
 
@@ -84,7 +83,6 @@ def main() -> None:
             found["work"] = work(on, asked.rounds)
         if "servers" in asked.parts:
             found["servers"] = servers(asked.rounds, asked.seconds)
-    found["computed"] = computed()
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -149,7 +147,7 @@ def servers(rounds: int, seconds: float) -> dict[str, Any]:
         spent_by = dict(zip(WAYS, (ours, [*ours, few[1]], [*ours, many[1]]), strict=False))
         for _ in range(rounds):
             for way in WAYS:
-                robots = robots_per_server(BATCH_MS, EACH_MS, RATE_HZ, 1.0) * (1 + ("two" in way))
+                robots = PACED * (1 + ("two" in way))
                 for found, many_robots, hz in ((crowd, CROWD, None), (paced, robots, robots * RATE_HZ)):
                     before = processor_s(spent_by[way])
                     made = run_load(ports[way], speech, many_robots, seconds, hz).summary()
@@ -209,39 +207,6 @@ def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
-
-
-# What is computed.
-
-DEADLINE_MS, LINK_MS, USED = 200.0, 20.0, 0.7
-COSTS = ((5.0, 0.25), (20.0, 1.0), (40.0, 2.0), (80.0, 4.0))
-INFERENCES_HZ, SENT = (2.0, 5.0, 10.0), (1.0, 0.6, 0.2)
-
-
-def requests_per_s(fixed_ms: float, each_ms: float, inferences_hz: float) -> float:
-    """What a server answers in time: u min(B / T(B), (1 - 2 a / (D - link)) / c), T(b) = a + c b.
-
-    Requests that come evenly at a rate of l form batches of b = l T(b), so that T = a / (1 - l c). One that comes when
-    a batch has just begun waits for two of them. An answer that comes when the next inference is due is too late.
-    """
-    deadline_ms = min(DEADLINE_MS, 1e3 / inferences_hz)
-    in_time = (1.0 - 2.0 * fixed_ms / (deadline_ms - LINK_MS)) / each_ms
-    return 1e3 * USED * max(0.0, min(LARGEST / batch_ms(fixed_ms, each_ms, LARGEST), in_time))
-
-
-def robots_per_server(fixed_ms: float, each_ms: float, inferences_hz: float, sent: float) -> int:
-    """N, at so many inferences per second of which a share is sent."""
-    return math.floor(requests_per_s(fixed_ms, each_ms, inferences_hz) / (inferences_hz * sent))
-
-
-def computed() -> list[dict[str, Any]]:
-    return [
-        {
-            "fixed_ms": fixed, "each_ms": each, "inferences_hz": rate, "sent": sent,
-            "robots": robots_per_server(fixed, each, rate, sent),
-        }
-        for fixed, each in COSTS for rate in INFERENCES_HZ for sent in SENT
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

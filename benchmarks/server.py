@@ -1,9 +1,10 @@
-"""Load test of a server: throughput in verified steps per second, tail latency, and neighbours.
+"""Load on a server of this machine: greedy neighbours, and minutes of work.
 
-Servers with and without batching are asked by many robots, in turn in each round, as fast as they can and at a rate.
-Then one robot at 20 Hz with a deadline of 50 ms runs beside neighbours that keep 32 requests in flight each.
+One robot at 20 Hz with a deadline of 50 ms runs beside crowds that send as fast as they can. With ``--soak`` 64 robots
+ask without pause for so many minutes, in which memory and open files of the server must not grow. Servers have the
+first core, everything else the second.
 
-Run: python benchmarks/server.py [--bundle NAME] [--robots N ...] [--rounds N] [--seconds S] [--out FILE]
+Run: python benchmarks/server.py [--bundle NAME] [--steps N] [--soak MINUTES] [--out FILE]
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
+import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -27,17 +32,35 @@ from numpy.typing import NDArray
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from specact.errors import RemoteError
-from specact.lab.rollout.processes import serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.load import load_pair
-from specact.pair import Pair
 from specact.rng import StepAddress
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PATH, PROTOCOL, Hello, Reply, ask, encode, read_reply
 
 _JOIN_WITHIN_S, _SETTLE_S, _MOST_REQUESTS = 30.0, 0.5, 64
-# Neighbours, the requests that each keeps in flight, and of the robot beside them rate, deadline and steps.
-NEIGHBOURS, UNDER_WAY, RATE_HZ, DEADLINE_MS, STEPS = (0, 8, 32), 32, 20.0, 50.0, 160
-OFFERED_HZ, BATCHES = 1000.0, (64, 1)
+RATE_HZ, DEADLINE_MS = 20.0, 50.0
+# Of crowds: connections, and requests that each keeps in flight.
+CROWDS = {
+    "nobody": (0, 0), "32 in flight each": (32, 32), "4 in flight each": (128, 4), "malformed requests": (32, 32),
+    "one token": (32, 32), "no token": (32, 1), "rounds of a flow": (1, 32),
+}  # fmt: skip
+FLOW, TOKENS = "ball-chase-flow", {"robot": "the-token-of-the-robot", "crowd": "the-token-of-the-crowd"}
+SOAK_ROBOTS, SOAK_PIECES, GROWTH = 64, 40, 1.02
+_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@contextmanager
+def core(number: int) -> Iterator[None]:
+    """This process, and those that it starts, on one core, if the machine has two or more."""
+    if len(_CORES) > 1:
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {_CORES[number]})
+    try:
+        yield
+    finally:
+        if len(_CORES) > 1:
+            os.sched_setaffinity(0, before)
 
 
 @dataclass(frozen=True)
@@ -49,12 +72,14 @@ class Workload:
         opening: the first message, which the server answers once; None where the server sends first.
         requests: sent cyclically.
         batch: batch size of the inference behind a reply; 0 for an error.
+        headers: of the request that opens it.
     """
 
     path: str
     opening: bytes | None
     requests: Sequence[bytes]
     batch: Callable[[bytes], int]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,49 +142,87 @@ def run_load(
 
     async def join() -> Robot:
         robot = _WebSocketRobot(asyncio.get_running_loop(), workload)
-        await ws_connect(lambda: robot, f"ws://127.0.0.1:{port}{workload.path}")
+        await ws_connect(lambda: robot, f"ws://127.0.0.1:{port}{workload.path}", extra_headers=workload.headers)
         await robot.welcomed
         return robot
 
     return uvloop.run(run_robots(join, robots, seconds, offered_hz, under_way, started))
 
 
-def workload_of(contract: Contract, deadline_ms: float = 10_000.0) -> Workload:
-    """Requests with observations of zeros, which a server does not take shorter for."""
-    window = contract.observation.zeros()
-    requests = [
-        encode(ask(Request(window, StepAddress(0, 0, 0, number)), contract, "infer", number, deadline_ms))
-        for number in range(_MOST_REQUESTS)
+def workload_of(
+    contract: Contract, deadline_ms: float = 10_000.0, kind: str = "infer", requests: Sequence[Request] = (),
+    robot: str = "load",
+) -> Workload:  # fmt: skip
+    """These requests in turn, or one with an observation of zeros."""
+    given = requests or [Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0))]
+    messages = [
+        encode(ask(replace(request, address=StepAddress(0, 0, 0, number)), contract, kind, number, deadline_ms))
+        for number, request in zip(range(_MOST_REQUESTS), cycle(given), strict=False)
     ]
-    hello = Hello(PROTOCOL, "load", contract.family, dict(contract.spec))
-    return Workload(PATH, encode(hello), requests, _batch)
+    hello = Hello(PROTOCOL, robot, contract.family, dict(contract.spec))
+    return Workload(PATH, encode(hello), messages, _batch, {"Authorization": f"Bearer {TOKENS.get(robot, '')}"})
 
 
-def run_beside(port: int, bundle: Pair[Any], neighbours: int) -> dict[str, Any]:
-    """The steps that one robot misses while neighbours flood the same server from another process."""
+def run_beside(server: ServerProcess, bundle: str, crowd: str, steps: int) -> dict[str, Any]:
+    """The steps that one robot misses while a crowd floods the same server from another process."""
     context = multiprocessing.get_context("spawn")
     # Half a period less, so that no further request becomes due.
-    ready, seconds = context.Event(), (STEPS - 0.5) / RATE_HZ
-    assert bundle.path is not None
+    ready, seconds = context.Event(), (steps - 0.5) / RATE_HZ
     # It ends by itself some seconds later, should this process fail to kill it.
-    flooding = context.Process(target=_flood, args=(port, bundle.path, neighbours, seconds + 10.0, ready))
-    if neighbours:
+    flooding = context.Process(target=_flood, args=(server.port, bundle, crowd, seconds + 10.0, ready))
+    if CROWDS[crowd][0]:
         flooding.start()
     try:
-        if neighbours and not ready.wait(60.0):
-            raise RemoteError(f"{neighbours} neighbours did not start within a minute")
-        load = run_load(port, workload_of(bundle.exchange.contract, DEADLINE_MS), 1, seconds, RATE_HZ)
+        if CROWDS[crowd][0] and not ready.wait(60.0):
+            raise RemoteError(f"the crowd, {crowd}, did not start within a minute")
+        watched = workload_of(load_pair(bundle).exchange.contract, DEADLINE_MS, robot="robot")
+        before = processor_s(server.pid)
+        load = run_load(server.port, watched, 1, seconds, RATE_HZ)
+        busy = (processor_s(server.pid) - before) / load.seconds
     finally:
-        if neighbours:
+        if CROWDS[crowd][0]:
             flooding.kill()
             flooding.join()
-    missed = STEPS - int((load.latencies_ms <= DEADLINE_MS).sum())
-    return {"neighbours": neighbours, "steps": STEPS, "missed": missed, **load.summary()}
+    missed = steps - int((load.latencies_ms <= DEADLINE_MS).sum())
+    told = load.summary()
+    return {
+        "crowd": crowd, "connections": CROWDS[crowd][0], "steps": steps, "missed": missed, "share": missed / steps,
+        "busy": busy, "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"],
+    }  # fmt: skip
 
 
-def _flood(port: int, path: Path, robots: int, seconds: float, ready: Event) -> None:
-    workload = workload_of(load_pair(path).exchange.contract)
-    run_load(port, workload, robots, seconds, None, under_way=UNDER_WAY, started=ready.set)
+def processor_s(process: int) -> float:
+    """What a process has had of a processor so far [s], with the threads that have ended."""
+    return time.clock_gettime(~process << 3 | 2)  # Linux: the clock of another process
+
+
+def _flood(port: int, bundle: str, crowd: str, seconds: float, ready: Event) -> None:
+    # The robot, which has the same core, goes first.
+    os.nice(10)
+    robots, under_way = CROWDS[crowd]
+    pair = load_pair(bundle)
+    contract = pair.exchange.contract
+    workload = workload_of(contract, robot="crowd")
+    if crowd == "no token":
+        from others import HttpRobot
+
+        async def join() -> Robot:
+            unnamed = b"GET /v1/status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            return HttpRobot(asyncio.get_running_loop(), port, [unnamed])
+
+        uvloop.run(run_robots(join, robots, seconds, None, under_way, ready.set))
+        return
+    still = Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0))
+    if crowd == "malformed requests":
+        short, strange = (ask(still, contract, "infer", 0, DEADLINE_MS) for _ in range(2))
+        del short.window[1:]
+        strange.window[:] = np.full(len(strange.window) // 4, np.nan, np.float32).tobytes()
+        workload = replace(workload, requests=[encode(short), encode(strange)])
+    elif crowd == "rounds of a flow":
+        proposal = pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0))
+        arrays = pair.exchange.request(proposal)  # type: ignore[attr-defined]
+        workload = workload_of(contract, kind="verify", requests=[replace(still, arrays=arrays)], robot="crowd")
+    run_load(port, workload, robots, seconds, None, under_way, ready.set)
 
 
 async def run_robots(
@@ -278,39 +341,68 @@ def _batch(payload: bytes) -> int:
     return reply.batch if isinstance(reply, Reply) else 0
 
 
-def measure(bundle: str, robots: Sequence[int], rounds: int, seconds: float) -> dict[str, Any]:
-    """A row of each number of robots, offered load and batch size in each round, and what neighbours do."""
-    pair = load_pair(bundle)
-    assert pair.path is not None
-    workload, rows, beside = workload_of(pair.exchange.contract), [], []
+def beside(bundle: str, steps: int) -> list[dict[str, Any]]:
+    """What a robot at 20 Hz misses beside every crowd."""
+    rows = []
     with ExitStack() as stack:
-        limits = {size: ("--max-batch", str(size), "--max-queue", "1024") for size in BATCHES}
-        servers = {size: stack.enter_context(serving(pair.path, *words)) for size, words in limits.items()}
-        for turn in range(rounds):
-            for count in robots:
-                for offered_hz in (None, OFFERED_HZ):
-                    for size, server in servers.items():
-                        load = run_load(server.port, workload, count, seconds, offered_hz)
-                        rows.append({"max_batch": size, "round": turn, **load.summary()})
-                        print(rows[-1], flush=True)
-        usual = stack.enter_context(serving(pair.path))
-        for neighbours in NEIGHBOURS:
-            beside.append(run_beside(usual.port, pair, neighbours))
-            print(beside[-1], flush=True)
-    return {"bundle": pair.name, "seconds": seconds, "rows": rows, "beside": beside}
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        tokens = folder / "tokens"
+        tokens.write_text("".join(f"{name} {token}\n" for name, token in TOKENS.items()))
+        usual, flow = (stack.enter_context(started(name)) for name in (bundle, FLOW))
+        locked = stack.enter_context(started(bundle, "--tokens", str(tokens)))
+        for crowd in CROWDS:
+            name, server = (FLOW, flow) if "flow" in crowd else (bundle, locked if "token" in crowd else usual)
+            rows.append({"on": name, **run_beside(server, name, crowd, steps)})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def soak(bundle: str, minutes: float) -> dict[str, Any]:
+    """Memory and open files of a server through many robots that come, ask without pause and go."""
+    workload, rows = workload_of(load_pair(bundle).exchange.contract), []
+    with started(bundle) as server:
+        for piece in range(SOAK_PIECES + 1):
+            load = run_load(server.port, workload, SOAK_ROBOTS, 60 * minutes / SOAK_PIECES, None)
+            status = Path(f"/proc/{server.pid}/status").read_text()
+            resident = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+            row = {"resident_mb": resident, "files": len([*Path(f"/proc/{server.pid}/fd").iterdir()])}
+            if piece:  # the first one warms up
+                rows.append({**row, "answered": len(load.latencies_ms), "errors": load.errors})
+                print(rows[-1], flush=True)
+    third = SOAK_PIECES // 3
+    ends = {name: [float(np.median([row[name] for row in part])) for part in (rows[:third], rows[third:-third],
+            rows[-third:])] for name in ("resident_mb", "files")}  # fmt: skip
+    grew = any(end > GROWTH * start for start, _, end in ends.values())
+    totals = {name: sum(row[name] for row in rows) for name in ("answered", "errors")}
+    return {"minutes": minutes, "robots": SOAK_ROBOTS, **ends, **totals, "grew": grew}
+
+
+@contextmanager
+def started(bundle: str, *options: str) -> Iterator[ServerProcess]:
+    """``specact serve`` on the first core."""
+    server = serving(bundle, *options)
+    with core(0):
+        server.__enter__()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bundle", default="ball")
-    parser.add_argument("--robots", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--steps", type=int, default=240, help="of the robot beside crowds")
+    parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    measured = measure(options.bundle, options.robots, options.rounds, options.seconds)
+    with core(1):
+        measured: Any = soak(options.bundle, options.soak) if options.soak else beside(options.bundle, options.steps)
     if options.out is not None:
         options.out.write_text(json.dumps(measured, indent=1) + "\n")
+    if options.soak:
+        print(measured)
+        sys.exit("the server grew" if measured["grew"] else 0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb")
     running = verbs.add_parser("run", help="run the cells that are not finished")
     running.add_argument("--out", type=Path, required=True, help="folder of the cells; resumes there")
-    running.add_argument("--data", type=Path, help="folder of demonstrations or recorded links")
+    running.add_argument(
+        "--data", type=Path, help="folder of demonstrations, of recorded links, or a checkout of openpi"
+    )
     running.add_argument("--seed", type=int, default=1)
     running.add_argument("--quick", action="store_true", help="two episodes of everything: does it work?")
     running.add_argument("--only", default="*", help="pattern of the names of cells")

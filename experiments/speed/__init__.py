@@ -28,19 +28,27 @@ SIDES = {
     "grpc": "gRPC as LeRobot",
 }  # fmt: skip
 OURS, THEIRS, WITHIN_MS = "specact", "openpi", 50.0
+POLICIES = ("ball", "ball#target", "metaworld-tokens", "metaworld-flow")
+CELLS = (*(f"openpi/{policy}" for policy in POLICIES), "device", "neighbours", "transports", "capacity", "soak")
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """One server with many robots; peers and scale are measured by their benchmarks."""
-    yield Cell("server", partial(benchmark, "server.py"))
+    """What benchmarks measure, in under half an hour, with a checkout of openpi as data; scale is run by itself."""
+    for name in CELLS:
+        yield Cell(name, partial(benchmark, name))
 
 
 def benchmark(name: str, folder: Path, run: Run) -> Any:
     """What a benchmark measures."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["--robots", "1", "--rounds", "1", "--seconds", "0.3"] if run.quick else ["--rounds", "2", "--seconds", "3"]
-    file = folder / "measured.json"
-    subprocess.run([sys.executable, ROOT / "benchmarks" / name, *words, "--out", file], check=True)
+    file, few = folder / "measured.json", ["--rounds", "1", "--seconds", "0.1", "--steps", "10"] * run.quick
+    words: dict[str, list[str]] = {
+        "neighbours": ["server.py", *few[4:]], "soak": ["server.py", "--soak", "0.1" if run.quick else "10"],
+        "transports": ["transports.py", *few], "capacity": ["capacity.py", *few[2:4]],
+    }  # fmt: skip
+    command = words.get(name) or ["peers.py", name, *few, "--openpi", str(run.needed("a checkout of openpi"))]
+    script, *options = command
+    subprocess.run([sys.executable, ROOT / "benchmarks" / script, *options, "--out", file], check=True)
     return json.loads(file.read_text())
 
 
@@ -118,12 +126,6 @@ def report(results: Results) -> Report:
             [{**way, "lost": sum(way["missed"].values())} for way in results["deadline"]["ways"]],
         ),
         Table(
-            "server", "One server, rounds of 3 s, of an earlier version.",
-            "robots | batch | offered [steps/s] | answered | p50 [ms] | p99 [ms]",
-            "{robots} | {max_batch} | {offered_hz} | {steps_per_s:.0f} | {p50_ms:.1f} | {p99_ms:.1f}",
-            results["server"]["rows"],
-        ),
-        Table(
             "neighbours", "A robot at 20 Hz, deadline 50 ms, beside others with 32 requests under way each.",
             "others | missed | of | p50 [ms] | p99 [ms]",
             "{neighbours} | {missed} | {steps} | {p50_ms:.1f} | {p99_ms:.1f}", results["server"]["beside"],
@@ -139,11 +141,6 @@ def report(results: Results) -> Report:
             "work", "Work on Ray and on processes of this machine: seconds by round.", "work | seconds",
             "{work} | {seconds:ci4}",
             [{"work": work, "seconds": spread(took)} for work, took in results["scale"]["work"]["seconds"].items()],
-        ),
-        Table(
-            "computed", "Robots that one server carries, computed from the time of a batch of b: fixed + each b.",
-            "fixed [ms] | each [ms] | inferences [Hz] | sent | robots",
-            "{fixed_ms:g} | {each_ms:g} | {inferences_hz:g} | {sent:g} | {robots}", results["scale"]["computed"],
         ),
     ]  # fmt: skip
     by_way = {row["way"]: row for row in ways}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec import Struct, structs
 
 from specact.families.chunks.flow import FlowPolicy, FlowUnits
@@ -34,15 +35,11 @@ SPEC = PolicySpec(
 HERE = StepAddress(1, 2, 3, 2**64 - 1)
 
 
-def nothing() -> Any:
-    raise AssertionError("a device makes no target")
-
-
 def of_codes(spec: PolicySpec) -> Contract:
     """The contract of a pair of action codes; of its tokenizer only the fingerprint is part of it."""
     table, scale = np.zeros((0, spec.chunk, spec.actions), np.float32), np.ones(spec.actions, np.float32)
     tokenizer = ActionTokenizer(0 * scale, scale, table, "0123456789abcdef", spec.codes)
-    return CodeExchange(spec, tokenizer, "pair", "fedcba9876543210", nothing).contract
+    return CodeExchange(spec, tokenizer, "pair", "fedcba9876543210", lambda: pytest.fail("a target was made")).contract
 
 
 def of_chunks(seen: ObservationSpec, chunk: int, actions: int) -> Contract:

@@ -44,7 +44,7 @@ def decode(payload: bytes | bytearray) -> dict[str, Any]:
         fields = _unpack(msgpack.decode(payload), count(1))
     # Other encodings are a ValueError, a list as key a TypeError, numbers beyond their type an OverflowError.
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise bad(f"this is not a message of openpi's protocol ({type(error).__name__}: {error})"[:200]) from None
+        raise bad(f"this is no msgpack message of openpi's protocol ({type(error).__name__}: {error})"[:200]) from None
     if not isinstance(fields, dict):
         raise bad("a message must be one map, and no array")
     return fields
