@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import selectors
 import socket
 import ssl
@@ -12,17 +13,16 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 from tests.children import wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -66,7 +66,7 @@ class Doubling:
         return arrays["x"]
 
     def places(self, number: float) -> list[int]:
-        """The inferences that had a request with this first number."""
+        """Which inferences had a request with this first number."""
         return [place for place, batch in enumerate(self.batches) if number in batch]
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
@@ -129,9 +129,9 @@ class Robot:
 
     def send(
         self, number: int, window: Window, kind: str = "infer", deadline_ms: float = 60_000.0,
-        arrays: Arrays | None = None, report: Mapping[str, int] | None = None,
+        report: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        request = Request(window, HERE, {} if arrays is None else arrays)
+        request = Request(window, HERE, self.contract.kinds[kind].request.example())
         self.connection.send(encode(ask(request, self.contract, kind, number, deadline_ms, report)))
 
     def raw(self, data: bytes) -> None:
@@ -140,18 +140,22 @@ class Robot:
     def receive(self) -> Reply | Failure:
         return read_reply(self._receive())
 
-    def failure(self) -> Failure:
-        """The next reply, which is an error."""
-        answer = self.receive()
-        assert isinstance(answer, Failure), answer
-        return answer
+    def reply(self) -> Reply:
+        reply = self.receive()
+        assert isinstance(reply, Reply), reply
+        return reply
 
-    def ask(self, number: int, window: Window, kind: str = "infer", **options: Any) -> Arrays:
-        """The arrays of the reply to a request."""
-        self.send(number, window, kind, **options)
-        answer = self.receive()
-        assert isinstance(answer, Reply) and answer.id == number, answer
-        return self.contract.kinds[kind].reply.unpack(answer.arrays)
+    def failure(self) -> Failure:
+        failure = self.receive()
+        assert isinstance(failure, Failure), failure
+        return failure
+
+    def ask(self, number: int, window: Window, **options: Any) -> Arrays:
+        """The arrays of the reply to a request for an inference."""
+        self.send(number, window, **options)
+        reply = self.reply()
+        assert reply.id == number
+        return self.contract.kinds["infer"].reply.unpack(reply.arrays)
 
     def end(self) -> int | None:
         """The code of the close frame that the server sends, after any messages; None if there is none."""
@@ -188,9 +192,8 @@ class Listening:
     def outcomes(self, **headers: str) -> dict[tuple[str, str], float]:
         """The number of requests by kind and outcome."""
         text = self.http("/metrics", **headers)[2].decode()
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        return {(sample.labels["kind"], sample.labels["outcome"]): sample.value for sample in samples
-                if sample.name == "specact_requests_total"}  # fmt: skip
+        found = re.findall(r'^specact_requests_total{kind="(.*)",outcome="(.*)"} (.*)$', text, re.MULTILINE)
+        return {(kind, outcome): float(number) for kind, outcome, number in found}
 
     def waiting(self, count: int) -> None:
         """Waits until so many requests are queued."""
@@ -203,11 +206,9 @@ class Listening:
     @contextmanager
     def connect(self, path: str = PATH, **headers: str) -> Iterator[Robot]:
         """A WebSocket before its hello."""
-        with connect(
-            f"{'ws' if self.tls is None else 'wss'}://127.0.0.1:{self.port}{path}", additional_headers=headers,
-            open_timeout=PATIENCE, compression=None, max_size=None, max_queue=None, ssl=self.tls, proxy=None,
-            ping_interval=None,
-        ) as connection:  # fmt: skip
+        url = f"{'wss' if self.tls else 'ws'}://127.0.0.1:{self.port}{path}"
+        options: Any = dict.fromkeys(("proxy", "max_size", "max_queue", "ping_interval", "compression"))
+        with connect(url, additional_headers=headers, ssl=self.tls, open_timeout=PATIENCE, **options) as connection:
             yield Robot(connection, self.contract)
 
     @contextmanager
@@ -219,10 +220,7 @@ class Listening:
 
     @contextmanager
     def crowd(self, count: int, flood: bytes, **headers: str) -> Iterator[list[int]]:
-        """Connections that send these bytes again and again, as fast as they are taken, and read; they come again.
-
-        It yields the number of bytes that each has sent.
-        """
+        """Connections that send these bytes without end and read, and come again; how many bytes each has sent."""
         done, ready, sent = threading.Event(), selectors.DefaultSelector(), list[int]()
 
         def join() -> None:
@@ -250,16 +248,14 @@ class Listening:
             for key in list(ready.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
 
-        with ready:
+        with ready, ThreadPoolExecutor(1) as pool:
             for _ in range(count):
                 join()
-            thread = threading.Thread(target=run)
-            thread.start()
+            pool.submit(run)
             try:
                 yield sent
             finally:
                 done.set()
-                thread.join(PATIENCE)
 
 
 class Here(Listening):
@@ -271,25 +267,23 @@ class Here(Listening):
         self._up = threading.Event()
 
     def __enter__(self) -> Here:
-        with ExitStack() as stack:
-            listener = stack.enter_context(bind(self.service))
-            self.service.batcher.warm_up()
-            self.port = listener.getsockname()[1]
-            self._thread = threading.Thread(target=lambda: uvloop.run(self._run(listener)))
-            self._thread.start()
-            assert self._up.wait(PATIENCE)
-            self._stack = stack.pop_all()
+        self._listener = bind(self.service)
+        self.service.batcher.warm_up()
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+        self._thread.start()
+        assert self._up.wait(PATIENCE)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(PATIENCE)
+        self._listener.close()
         assert not self._thread.is_alive()
-        self._stack.close()
 
-    async def _run(self, listener: socket.socket) -> None:
+    async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.ensure_future(run(self.service, listener, lambda url: self._up.set()))
+        self._task = asyncio.ensure_future(run(self.service, self._listener, lambda url: self._up.set()))
         await asyncio.gather(self._task, return_exceptions=True)
 
 
@@ -307,13 +301,10 @@ def busy(robots: int = 1, exchange: Doubling | None = None, **limits: Any) -> It
 
 
 class Process(ServerProcess, Listening):
-    """``specact serve`` as a process; with a path, modules are found there."""
+    """``specact serve`` as a process."""
 
-    def __init__(self, contract: Contract, *options: str, token: str = "", path: Path | None = None) -> None:
-        extra = {"SPECACT_TOKEN": token}
-        if path is not None:
-            extra["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
-        super().__init__(["serve", *options, *(() if "--port" in options else ("--port", "0"))], extra)
+    def __init__(self, contract: Contract, *options: str, token: str = "") -> None:
+        super().__init__(["serve", *options, "--port", "0"], {"SPECACT_TOKEN": token})
         self.contract = contract
 
     def __enter__(self) -> Process:

@@ -50,8 +50,10 @@ def seen(number: float = 1.0, /, **changed: Any) -> Fields:
     return {name: value for name, value in (whole | changed).items() if value is not None}
 
 
-def drawn(episode: int, step: int, seed: int = 0, robot: int = 0) -> np.float32:
-    return np.float32(stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step).random())
+def actions_of(episode: int, step: int) -> np.ndarray:
+    """The second action that the seer answers with."""
+    drawn = stream(0, Role.VERIFY, robot=0, episode=episode, step=step).random()
+    return np.array([FRONT[1, 2, 1], WRIST[1, 0, 2], drawn, 0], np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +81,10 @@ def actions(robot: Robot, message: Fields | bytes) -> Any:
     return found["actions"]
 
 
-# ---- the real client ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_the_real_client_gets_the_policys_own_chunks() -> None:
-    theirs = pytest.importorskip(
-        "openpi_client.websocket_client_policy", reason="needs openpi-client 0.1.2 (see the Makefile)"
-    )
+    reason = "needs openpi-client 0.1.2 (see the Makefile)"
+    theirs = pytest.importorskip("openpi_client.websocket_client_policy", reason=reason)
     flow = load_flow("ball-chase-flow")
     # One request per inference: a served chunk is the local one to its last bit.
     with Here(load_exchange("ball-chase-flow"), max_batch=1) as server:
@@ -110,9 +108,6 @@ def test_the_real_client_gets_the_policys_own_chunks() -> None:
         robot._ws.close()
 
 
-# ---- observations ---------------------------------------------------------------------------------------------------
-
-
 def test_the_history_is_that_of_the_connection_until_it_is_reset(seeing: Here) -> None:
     with client(seeing) as (robot, said), client(seeing) as (other, _):
         assert said["instruction"] is True and set(said["observation"]) == {"state", "image.front", "wrist_image"}
@@ -125,24 +120,19 @@ def test_the_history_is_that_of_the_connection_until_it_is_reset(seeing: Here) -
         np.testing.assert_array_equal(actions(robot, seen(5, prompt="")), [[5, 5, 5, 0], [*actions_of(1, 0)]])
 
 
-def actions_of(episode: int, step: int) -> np.ndarray:
-    return np.array([FRONT[1, 2, 1], WRIST[1, 0, 2], drawn(episode, step), 0], np.float32)
+ALIKE: list[Fields] = [
+    {"observation.images.front": np.moveaxis(FRONT, -1, 0)},
+    {"observation.images.front": None, "image.front": FRONT},
+    {"observation.images.front": None, "images": {"front": FRONT}},
+    {"observation": {"wrist_image": WRIST, "images": {"front": FRONT}}, "observation.images.front": None},
+    {"observation.images.front": FRONT[None], "observation/state": None, "state": np.ones((3, 3))},
+    {"observation/state": None, "observation.state": [1, 1.0, True]},
+    {"prompt": None, "instruction": "pick it up"},
+    {"unknown": np.zeros(3), "deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}},
+]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"observation.images.front": np.moveaxis(FRONT, -1, 0)},
-        {"observation.images.front": None, "image.front": FRONT},
-        {"observation.images.front": None, "images": {"front": FRONT}},
-        {"observation": {"wrist_image": WRIST, "images": {"front": FRONT}}, "observation.images.front": None},
-        {"observation.images.front": FRONT[None], "observation/state": None, "state": np.ones((3, 3))},
-        {"observation/state": None, "observation.state": [1, 1.0, True]},
-        {"prompt": None, "instruction": "pick it up"},
-        {"unknown": np.zeros(3), "deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}},
-    ],
-    ids=lambda changed: ", ".join(changed),
-)
+@pytest.mark.parametrize("changed", ALIKE, ids=", ".join)
 def test_names_and_shapes_that_mean_the_same(seeing: Here, changed: Fields) -> None:
     with client(seeing) as (robot, _):
         np.testing.assert_array_equal(actions(robot, seen(1, **changed)), [[1, 1, 1, 10], actions_of(0, 0)])
@@ -178,18 +168,12 @@ def test_a_target_that_fails_says_nothing_of_its_inside(seeing: Here) -> None:
 
 def test_requests_are_answered_in_their_order(seeing: Here) -> None:
     with client(seeing) as (robot, _):
-        for number in range(10, 30):
-            robot.connection.send(openpi.encode(seen(number)))
-        robot.connection.send(openpi.encode({"endpoint": "reset"}))
-        robot.connection.send(openpi.encode(seen(30)))
-        for number in range(10, 30):
-            answer = openpi.decode(robot.connection.recv(timeout=60))  # type: ignore[arg-type]
-            assert answer["actions"][0, 2] == number
-        assert robot.connection.recv(timeout=60) == "reset successful"
-        assert openpi.decode(robot.connection.recv(timeout=60))["actions"][0, 0] == 30  # type: ignore[arg-type]
-
-
-# ---- who is let in, and with how much -------------------------------------------------------------------------------
+        for message in (*map(seen, range(10, 30)), {"endpoint": "reset"}, seen(30)):
+            robot.connection.send(openpi.encode(message))
+        answers = [robot.connection.recv(timeout=60) for _ in range(22)]
+        assert answers.pop(20) == "reset successful"
+        shown = [openpi.decode(answer)["actions"][0] for answer in answers]  # type: ignore[arg-type]
+        assert [chunk[2] for chunk in shown] == list(range(10, 31)) and shown[-1][0] == 30
 
 
 def test_a_token_is_an_api_key() -> None:

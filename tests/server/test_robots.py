@@ -19,7 +19,7 @@ from specact.families.chunks.sources import chunk_policy
 from specact.load import load_exchange
 from specact.observation import Window
 from specact.wire.exchange import Request
-from specact.wire.messages import Failure, Reply, ask, encode
+from specact.wire.messages import Failure, ask, encode
 
 
 def test_a_device_with_the_same_bundle_is_welcome_and_told_what_is_served(served: Here, ball: Pair[Any]) -> None:
@@ -94,11 +94,8 @@ def test_what_is_not_finite_is_an_error_of_its_request_alone_even_in_a_batch() -
             robot.send(1, state(value))
         server.waiting(4)
         server.exchange.open.set()
-        assert isinstance(robots[0].receive(), Reply)
-        for robot in robots[:2]:
-            assert robot.failure().id == 1
-        for robot in robots[2:]:
-            assert isinstance(robot.receive(), Reply)
+        assert [robot.reply().id for robot in (robots[0], *robots[2:])] == [0, 1, 1]
+        assert [robot.failure().id for robot in robots[:2]] == [1, 1]
         assert len(server.exchange.batches[1]) == 3
 
 
@@ -122,11 +119,11 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed_one_request_of_each
             greedy.send(number, state(number))
         server.waiting(5)
         modest.send(50, state(50.0))
-        other.send(60, state(60.0), "verify", arrays={"x": np.zeros(2, np.float32)})
+        other.send(60, state(60.0), "verify")
         server.waiting(7)
         server.exchange.open.set()
-        first = modest.receive()
-        assert isinstance(first, Reply) and (first.id, first.batch) == (50, 2) and other.receive().id == 60
+        first = modest.reply()
+        assert (first.id, first.batch, other.reply().id) == (50, 2, 60)
         assert [greedy.receive().id for _ in range(6)] == list(range(6))
         assert sorted(server.exchange.batches[1:3]) == [[1.0, 50.0], [60.0]]
         assert server.exchange.batches[3:] == [[2.0], [3.0], [4.0], [5.0]]
@@ -159,8 +156,8 @@ def test_who_leaves_takes_its_requests_along() -> None:
 def test_health_metrics_and_status_say_what_happened(doubling: Here) -> None:
     with doubling.robot() as robot:
         robot.send(1, state(1.0), report={"steps": 10, "transmitted": 5, "missed": 1, "verified": 4, "accepted": 3})
-        reply = robot.receive()
-        assert isinstance(reply, Reply) and 0.0 <= reply.queue_ms + reply.target_ms <= reply.total_ms
+        reply = robot.reply()
+        assert 0.0 <= reply.queue_ms + reply.target_ms <= reply.total_ms
         robot.send(2, state(1.0), deadline_ms=0.0)
         robot.failure()
         wait_for(lambda: doubling.status()["robots"], "it is shown")
@@ -183,41 +180,34 @@ def stuck(seen: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", ["at once", "by a second signal"])
-def test_a_server_does_not_wait_for_a_target_that_is_stuck(how: str) -> None:
-    path, drain_s = Path(__file__).parents[2], "0" if how == "at once" else "60"
-    module = "tests.server.test_robots:stuck"
-    with Process(load_exchange(module).contract, module, "--drain-s", drain_s, path=path) as server:
-        with server.robot() as robot:
-            for number in range(2):
-                robot.send(number, state(1.0))
-            wait_for(lambda: server.status()["queued"] == 1, "it is stuck")
+def test_a_server_does_not_wait_for_a_target_that_is_stuck(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    module, drain_s = "tests.server.test_robots:stuck", "0" if how == "at once" else "60"
+    with Process(load_exchange(module).contract, module, "--drain-s", drain_s) as server, server.robot() as robot:
+        robot.raw(requests(server.contract, state(1.0), 2))
+        server.waiting(1)
+        server.signal(signal.SIGTERM)
+        if how != "at once":
+            # Until then it drains: it is not ready, and takes no more.
+            wait_for(lambda: server.http("/healthz")[0] == 503, "it drains")
+            robot.send(2, state(1.0))
+            assert robot.failure().code == "shutting_down"
             server.signal(signal.SIGTERM)
-            if how != "at once":
-                # Until then it drains: it is not ready, and takes no more.
-                wait_for(lambda: server.http("/healthz")[0] == 503, "it drains")
-                robot.send(2, state(1.0))
-                assert robot.failure().code == "shutting_down"
-                server.signal(signal.SIGTERM)
-            assert [robot.failure().code for _ in range(3)] == ["shutting_down"] * 3
-            assert robot.end() == 1012
+        assert [robot.failure().code for _ in range(3)] == ["shutting_down"] * 3
+        assert robot.end() == 1012
         assert server.stop() == 0 and "2 requests under way were not answered" in server.output
 
 
 def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Pair[Any]) -> None:
     with Process(ball.exchange.contract, "ball") as server, server.robot() as robot:
-        for number in range(4):
-            robot.send(number, ball.parts.spec.target.zeros())
-        stopping = threading.Thread(target=server.stop)
-        stopping.start()
-        answers: list[Reply | Failure] = []
-        while not (answers and isinstance(answers[-1], Failure) and answers[-1].id is None):
+        robot.raw(requests(server.contract, server.contract.observation.zeros(), 4))
+        server.signal(signal.SIGTERM)
+        answers = [robot.receive()]
+        while answers[-1].id is not None:
             answers.append(robot.receive())
-        assert [answer.id for answer in answers if answer.id is not None] == list(range(4))
+        assert [answer.id for answer in answers] == [0, 1, 2, 3, None] and robot.end() == 1012
         assert {answer.code for answer in answers if isinstance(answer, Failure)} == {"shutting_down"}
-        assert robot.end() == 1012
-        stopping.join(PATIENCE)
-        assert server.stop() == 0
-        assert "everything under way was answered" in server.output
+        assert server.stop() == 0 and "everything under way was answered" in server.output
 
 
 @pytest.mark.nightly

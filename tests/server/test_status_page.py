@@ -47,7 +47,7 @@ def url(server: Here) -> str:
     return f"http://127.0.0.1:{server.port}/"
 
 
-def test_it_shows_the_server_and_its_robots(browser: Browser) -> None:
+def test_it_shows_the_server_and_its_robots_and_when_it_is_gone(browser: Browser) -> None:
     with Here(Doubling()) as server, server.connect() as calm, server.connect() as hostile:
         calm.hello(robot="ball-07"), hostile.hello(robot=HOSTILE)
 
@@ -72,8 +72,13 @@ def test_it_shows_the_server_and_its_robots(browser: Browser) -> None:
         for robot in (calm, hostile):
             robot.connection.close()
         wait_for(lambda: browser.shows("No robot is connected"), "they have hung up")
-    assert browser.complaints == []
+        assert browser.complaints == [] and browser.text("#age").startswith("live")
     assert {urlsplit(request).netloc for request in browser.requests} == {urlsplit(url(server)).netloc}
+    wait_for(lambda: browser.shows("Unreachable"), "it says so")
+    wait_for(lambda: re.match(r"last numbers \d+ s old, from \d\d:\d\d:\d\d", browser.text("#age")), "how old they are")
+    assert browser.text("h1") == "doubling" and browser.shows("Answers per second"), "the last numbers stay"
+    with Here(Doubling(), port=server.port):
+        wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
 
 
 def test_it_asks_for_the_token_or_takes_it_from_the_address(browser: Browser) -> None:
@@ -98,20 +103,6 @@ def test_it_asks_for_the_token_or_takes_it_from_the_address(browser: Browser) ->
             browser.open(f"{url(server)}#token={fragment}")
             wait_for(lambda: browser.shows("Ready"), "it is accepted")
             assert browser.page.url == url(server)
-
-
-def test_it_says_when_the_server_is_gone_and_when_it_is_back(browser: Browser) -> None:
-    with Here(Doubling()) as server:
-        browser.open(url(server))
-        wait_for(lambda: browser.shows("Ready"), "the server is ready")
-        assert browser.text("#age").startswith("live")
-    wait_for(lambda: browser.shows("Unreachable"), "it says so")
-    wait_for(lambda: re.match(r"last numbers \d+ s old, from \d\d:\d\d:\d\d", browser.text("#age")), "how old they are")
-    assert browser.text("h1") == "doubling"
-    assert browser.shows("Answers per second"), "the last numbers stay"
-    with Here(Doubling(), port=server.port):
-        wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
-        assert browser.text("#age").startswith("live")
 
 
 def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:
