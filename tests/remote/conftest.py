@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import msgspec
@@ -88,34 +89,26 @@ class Peer:
 @contextmanager
 def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     """Hands every connection to ``serve``, in a thread; yields the port."""
-    listener, sides, threads = socket.create_server(("127.0.0.1", 0)), list[socket.socket](), list[threading.Thread]()
+    sides = list[socket.socket]()
 
-    def handle(side: socket.socket) -> None:
-        with side, suppress(OSError):
-            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            serve(side)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                sides.append(listener.accept()[0])
-                threads.append(threading.Thread(target=handle, args=(sides[-1],)))
-                threads[-1].start()
-
-    acceptor = threading.Thread(target=accept)
-    acceptor.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        acceptor.join(20)
-        listener.close()
-        for side in sides:
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            sides.append(self.request)
             with suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive()
+                self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                serve(self.request)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        accepting = threading.Thread(target=server.serve_forever, args=(0.01,))
+        accepting.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            accepting.join(20)
+            for side in sides:
+                with suppress(OSError):
+                    side.shutdown(socket.SHUT_RDWR)
 
 
 @chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=20.0, low=[-500, -500], high=[500, 500])
