@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 from tests.server.conftest import Here
-from tests.wire.contracts import CODES, FLOWS, SPEC, TOKENS, of_chunks
+from tests.wire.contracts import CHUNKS, CODES, FLOWS, TOKENS
 
 from specact.load import load_pair
 from specact.remote import endpoint
 from specact.rng import Role, stream
 from specact.server.access import Address
 from specact.wire import messages
-from specact.wire.exchange import Contract
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "develop" / "protocol.md").read_text(encoding="utf-8")
 ROBOT = Path(__file__).with_name("robot.mjs")
@@ -62,22 +61,15 @@ def test_the_codes_and_the_version() -> None:
     assert f"port is {endpoint.PORT}." in DOCUMENT and Address().port == endpoint.PORT
 
 
-@pytest.mark.parametrize(
-    ("head", "contract", "kind", "side"),
-    [
-        ("the reply to infer", CODES, "infer", 1),
-        ("verify", CODES, "verify", 0),
-        ("the reply to verify", CODES, "verify", 1),
-        ("inpaint", of_chunks(SPEC.target, 2, 3), "inpaint", 0),
-        ("verify of tokens", TOKENS, "verify", 0),
-        ("the reply to verify of tokens", TOKENS, "verify", 1),
-        ("verify of flows", FLOWS, "verify", 0),
-        ("the reply to verify of flows", FLOWS, "verify", 1),
-    ],
-)
-def test_the_arrays_of_a_kind(head: str, contract: Contract, kind: str, side: int) -> None:
-    layout = (contract.kinds[kind].request, contract.kinds[kind].reply)[side]
-    (rows,) = LISTS[f"Arrays of {head}"]
+HEADS = [found for head in LISTS if (found := re.fullmatch(r"Arrays of (the reply to )?(\w+)(?: of (\w+))?", head))]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_the_arrays_of_a_kind(head: re.Match[str]) -> None:
+    reply, name, family = head.groups()
+    kind = {"flows": FLOWS, "tokens": TOKENS, None: CHUNKS if name == "inpaint" else CODES}[family].kinds[name]
+    (rows,), layout = LISTS[head[0]], kind.reply if reply else kind.request
+    assert len(HEADS) == 8, "both sides of each kind that has arrays of its own"
     assert sorted(names(rows)) == sorted(layout.specs)
     for name, said, _ in rows:
         spec = layout.specs[name]
