@@ -51,7 +51,7 @@ _CHOICES: dict[str, tuple[Kind, ...]] = {
     "draft": ("chunks", *_DECODED), "target": ("flash", "chunks"),
     "decoding": tuple(_DECODED), "steps": ("flow", "flash"),
 }  # fmt: skip
-_EXCHANGE = ("name", "fingerprint", "contract", "read", "answer")
+_EXCHANGE = ("name", "contract", "read", "answer")
 
 
 def load_pair(

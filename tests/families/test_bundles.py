@@ -71,7 +71,7 @@ def test_an_undamaged_copy_loads_as_the_same_bundle(copy: Path) -> None:
         changed = load(copy)
         assert changed.fingerprint != load(original).fingerprint
         target = changed.manifest.fingerprints["target"] if copy.name == "ball" else changed.fingerprint
-        assert load_exchange(str(copy)).fingerprint == target
+        assert load_exchange(str(copy)).contract.fingerprint == target
 
 
 SPEC = [

@@ -96,7 +96,7 @@ def test_a_target_that_is_only_on_its_server_is_asked_for_late() -> None:
 
 
 def test_an_exchange_and_a_chunk_policy_are_served_by_name() -> None:
-    assert load_exchange("plug_pairs:AdviceExchange").fingerprint == "expert-1"
+    assert load_exchange("plug_pairs:AdviceExchange").contract.fingerprint == "expert-1"
     assert load_exchange("plug_pairs:policy").contract.family == "chunks"
 
 

@@ -68,7 +68,7 @@ class BoundVerifier(TargetVerifier[Advice]):
 class AdviceExchange:
     """What crosses the wire; both sides must agree on the name and the numbers."""
 
-    name, fingerprint = "bounded-trolley", "expert-1"
+    name = "bounded-trolley"
     contract = Contract(
         "bounds",
         {"chunk": CHUNK, "actions": 2},
@@ -79,6 +79,7 @@ class AdviceExchange:
                 Layout({"actions": ArraySpec((CHUNK, 2), np.float32), "bound": ArraySpec((2,), np.float32, 0.0)}),
             )
         },
+        fingerprint="expert-1",
     )
 
     def read(self, arrays: Arrays) -> Advice:

@@ -49,7 +49,7 @@ class Service:
         self.contract = contract = exchange.contract
         self.access = Access(token, self.address)
         self.welcome = Welcome(
-            PROTOCOL, exchange.name, exchange.fingerprint, __version__, contract.max_message_bytes, contract.family,
+            PROTOCOL, exchange.name, contract.fingerprint, __version__, contract.max_message_bytes, contract.family,
             {**contract.spec, **contract.stated}, contract.describe(),
         )  # fmt: skip
         self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits.max_batch)

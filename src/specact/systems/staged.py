@@ -230,7 +230,7 @@ class SplitExchange:
     steady = False
 
     def __init__(self, folder: StagedFolder) -> None:
-        self.name, self.fingerprint, self._folder = folder.name, folder.fingerprint, folder
+        self.name, self._folder = folder.name, folder
         self.contract = split_contract(folder.spec, folder.fingerprint)
         self.read = folder.spec.read_outputs
 

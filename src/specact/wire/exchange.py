@@ -90,15 +90,13 @@ class Exchange(Protocol[A_co]):
 
     Attributes:
         contract: what both sides agree on.
-        name, fingerprint: of the pair or policy, and of its target; empty where a device does not know it.
+        name: of the pair or policy.
     """
 
     @property
     def contract(self) -> Contract: ...
     @property
     def name(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
 
     def read(self, arrays: Arrays) -> A_co:
         """The target's answer, from the reply to ``infer``."""

@@ -154,7 +154,7 @@ def test_a_server_needs_the_target_alone(made: Path) -> None:
         load_exchange(str(made))
     served = load_exchange(str(made), target="still_life:still")
     pair = load_pair(made, draft="still_life:still", target="still_life:still")
-    assert (served.name, served.fingerprint) == (pair.name, pair.exchange.fingerprint)
+    assert (served.name, served.contract.fingerprint) == (pair.name, pair.exchange.contract.fingerprint)
     change(made, "fingerprints", "target", to="0" * 16)
     with pytest.raises(BundleError, match="the pair was made with '0000000000000000'"):
         load_exchange(str(made), target="still_life:still")

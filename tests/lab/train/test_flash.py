@@ -268,7 +268,7 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
     pair = loaded(block, None, "flash")
     whole = load_pair(block, target="my_flow:padded")
     assert pair.fingerprint == whole.fingerprint
-    assert pair.exchange.fingerprint == whole.exchange.fingerprint == "padded"
+    assert pair.exchange.contract.fingerprint == whole.exchange.contract.fingerprint == "padded"
     for rounds in ("flash_device", "block"):
         with pytest.raises(BundleError, match=r"small drafts for is not here; name it with --target"):
             pair.composed(rounds=ROUNDS[rounds]).drafter()

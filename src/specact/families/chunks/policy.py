@@ -175,7 +175,7 @@ class ChunkExchange:
         self, spec: ChunkSpec, name: str, fingerprint: str, target: Callable[[], ChunkPolicy],
         units: ActionUnits | None = None, verifies: Kind | None = None, **stated: Any,
     ) -> None:  # fmt: skip
-        self.name, self.fingerprint, self._target = name, fingerprint, target
+        self.name, self._target = name, target
         self.contract = chunk_contract(spec, units, verifies, fingerprint, **stated)
 
     @cached_property

@@ -56,7 +56,7 @@ class CodeExchange:
         self, spec: PolicySpec, tokenizer: ActionTokenizer, name: str, fingerprint: str,
         target: Callable[[], OnnxPolicy],
     ) -> None:  # fmt: skip
-        self.name, self.fingerprint, self._target = name, fingerprint, cache(target)
+        self.name, self._target = name, cache(target)
         self.contract = _contract(spec, tokenizer, fingerprint)
         self._tokenizer, self._streams = tokenizer, StepStreams()
         self._temperature, self._outputs = spec.temperature, ("logits", "offsets", "conditional")[: 2 + spec.sequential]
