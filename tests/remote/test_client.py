@@ -114,9 +114,6 @@ def test_an_outcome_beyond_reason_is_a_miss(ball: Pair[Any]) -> None:
     assert isinstance(found, Miss) and found.cause == "invalid"
 
 
-# ---- an answer, but not this step's ---------------------------------------------------------------------------------
-
-
 def preceded_by(*messages: Any) -> Behave:
     """The right answer, after others; a function makes one of server and question."""
 
@@ -154,12 +151,7 @@ def test_the_answer_is_found_among_others(case: str) -> None:
 
 
 def under_another_id(change: Any) -> Behave:
-    def behave(there: There, peer: Peer, question: Question) -> None:
-        fields = msgspec.msgpack.decode(encode(there.reply(question)))
-        fields[1] = change(question.id)
-        peer.say(msgspec.msgpack.encode(fields))
-
-    return behave
+    return lambda there, peer, question: peer.say(there.reply(question, id=change(question.id)))
 
 
 def pinging(there: There, peer: Peer, question: Question) -> None:
@@ -265,9 +257,6 @@ def test_whatever_it_does_no_step_gets_the_answer_of_another(protocol: str) -> N
         device.find_back()
 
 
-# ---- connections that end, and what is sent again -------------------------------------------------------------------
-
-
 def reset(there: There, peer: Peer, question: Question) -> None:
     peer.side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.side.close()
@@ -305,9 +294,6 @@ def test_after_a_lost_connection_nothing_is_sent_again(case: str, protocol: str)
         assert device.causes["disconnected"] > 0 and set(device.causes) <= {"disconnected", "deadline"}
         assert device.client.counts["connections"] > 1
         assert max(Counter(question.number for question in there.questions).values()) == 1
-
-
-# ---- connecting, and staying connected ------------------------------------------------------------------------------
 
 
 def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without() -> None:

@@ -47,9 +47,6 @@ from specact.wire import openpi
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-# ---- our own server -------------------------------------------------------------------------------------------------
-
-
 def test_more_steps_than_pings_are_allowed_and_a_pair_with_another_policy_is_refused() -> None:
     flow = load_flow(SERVED)
     with serving(SERVED, "--max-batch", "1") as server:
@@ -65,8 +62,6 @@ def test_more_steps_than_pings_are_allowed_and_a_pair_with_another_policy_is_ref
         with Client(target_endpoint(url, None, None, contract), contract) as client:
             assert "differ in action_horizon 16 / 17" in refusal(client)
 
-
-# ---- somebody else's server -----------------------------------------------------------------------------------------
 
 DESCRIPTION = """
 chunk = 3
@@ -104,8 +99,6 @@ def test_metadata_of_others_means_what_they_like_and_says_no_policy() -> None:
         with pytest.raises(BundleError, match="TOML"):
             openpi_source(f"openpi:ws://127.0.0.1:{port}", None, None, 10.0)
 
-
-# ---- names, and what a description says -----------------------------------------------------------------------------
 
 CAMERAS = """
 chunk = 3
@@ -217,9 +210,6 @@ def test_addresses_and_descriptions_that_cannot_be_used_and_a_pair_of_codes_are_
         file.write_text(text)
         with pytest.raises(ConfigError, match=name):
             target_endpoint(source, None, None, contract)
-
-
-# ---- openpi's own server --------------------------------------------------------------------------------------------
 
 
 def openpis_server() -> Any:

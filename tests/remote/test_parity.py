@@ -151,9 +151,6 @@ def test_camera_frames_raw_or_as_jpeg() -> None:
                 np.testing.assert_allclose(answer.value.probs, target.probs, atol=0.2)  # type: ignore[union-attr]
 
 
-# ---- a policy by its address alone ----------------------------------------------------------------------------------
-
-
 def seen(step: int) -> dict[str, np.ndarray]:
     return {"state": np.full(12, 0.01 * step)}
 
