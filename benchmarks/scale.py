@@ -58,7 +58,7 @@ class Target:
 
     def __init__(self) -> None:
         self._ball = load_exchange("ball")
-        self.name, self.fingerprint, self.contract = "large", self._ball.fingerprint, self._ball.contract
+        self.name, self.contract = "large", self._ball.contract
         self.read = self._ball.read
 
     def answer(self, kind: str, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
