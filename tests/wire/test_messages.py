@@ -95,32 +95,18 @@ def test_later_versions_may_add_elements() -> None:
         assert type(read(msgpack.encode([*elements, "new"]))) is type(read(msgpack.encode(elements)))
 
 
-PLAIN_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
-
-
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
 def test_a_damaged_message_is_read_or_refused_and_nothing_else(name: str, data: st.DataObject) -> None:
     payload = bytearray(encode(MESSAGES[name][1]))
-    place, damage = data.draw(st.integers(0, len(payload) - 1)), data.draw(st.sampled_from(["byte", "cut", "value"]))
-    if damage == "byte":
-        payload[place] = data.draw(st.integers(0, 255))
-    elif damage == "cut":
-        del payload[place:]
-    else:
-        elements = msgpack.decode(payload)
-        elements[place % len(elements)] = data.draw(PLAIN_VALUES)
-        payload = bytearray(msgpack.encode(elements))
+    place, size = data.draw(st.integers(0, len(payload) - 1)), len(payload)
+    payload[place : data.draw(st.sampled_from((place, place + 1, size)))] = data.draw(st.binary(max_size=8))
     try:
         READERS[name](bytes(payload))
     except WireError as error:
         assert error.code in list(ErrorCode) and str(error).isprintable()
     else:
-        assert damage != "cut"
+        assert len(payload) > place
 
 
 HUGE = [b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91" * 100_000, b"", b"\xc1"]
@@ -216,13 +202,8 @@ def test_a_vector_is_what_is_sent_and_read(name: str) -> None:
     stored = (FOLDER / f"{name}.json").read_text()
     assert vector(contract, message) == stored
     readers: dict[type, Callable[[bytes], object]]
-    readers = {
-        Hello: wire.read_hello,
-        Welcome: wire.read_welcome,
-        Ask: wire.read_ask,
-        Reply: wire.read_reply,
-        Failure: wire.read_reply,
-    }
+    readers = {Hello: wire.read_hello, Welcome: wire.read_welcome, Ask: wire.read_ask,
+               Reply: wire.read_reply, Failure: wire.read_reply}  # fmt: skip
     assert readers[type(message)](bytes.fromhex(json.loads(stored)["frame"]["hex"])) == message
 
 
