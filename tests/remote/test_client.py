@@ -203,6 +203,7 @@ def test_a_late_answer_is_dropped_and_counted(protocol: str) -> None:
         # Without ids nothing more is sent while a reply is outstanding.
         late = device.client.counts["requests"] - answered
         assert late == 2 if there.native else late == 1 + device.client.counts["late"]
+        assert device.client.request("infer", ZEROS, 1e-3, wait_if_busy=True).result().cause == "deadline"  # type: ignore[union-attr]
         there.released.set()
         wait_for(lambda: device.client.counts["late"] >= late)
         assert device.client.counts["answered"] == answered

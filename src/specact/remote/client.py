@@ -174,7 +174,7 @@ class Client(AbstractContextManager["Client"]):
             if self._outstanding or self._misses:
                 self._drain(stream)
                 while stream.single and self._outstanding:
-                    if not (wait_if_busy and self._read(stream, waiting.until - time.monotonic())):
+                    if not (wait_if_busy and self._read(stream, max(0.0, waiting.until - time.monotonic()))):
                         waiting.cause = "deadline"
                         return
                 if self._is_unresponsive(stream):
