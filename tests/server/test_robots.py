@@ -129,15 +129,15 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed_one_request_of_each
         assert server.exchange.batches[3:] == [[2.0], [3.0], [4.0], [5.0]]
 
 
-def test_of_a_robot_with_many_requests_no_more_are_read_and_all_are_answered() -> None:
+def test_of_a_robot_with_many_requests_one_is_in_a_batch_and_all_are_answered() -> None:
     with busy(2, max_under_way=2) as (server, (robot, other)):
         robot.raw(requests(server.contract, state(2.0), 100))
-        server.waiting(1)
+        wait_for(lambda: server.status()["queued"], "some wait")
         other.send(50, state(3.0))
-        server.waiting(2)
+        wait_for(other.connection.ping().is_set, "it was read")
         server.exchange.open.set()
-        assert other.receive().id == 50
-        assert [robot.receive().id for _ in range(101)] == [0, *range(100)]
+        assert other.reply().id == 50
+        assert [robot.reply().id for _ in range(101)] == [0, *range(100)]
         assert sorted(server.exchange.batches[1]) == [2.0, 3.0]
 
 
