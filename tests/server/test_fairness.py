@@ -75,7 +75,7 @@ def test_who_is_not_let_in_is_not_listened_to(guarded: Process) -> None:
     flood = requests(guarded.contract, guarded.contract.observation.zeros(), 100)
     _, sent = beside(guarded, flood, STRANGER, 4 * OTHERS)
     # No more than the buffers of the system hold.
-    assert max(sent) < 8 << 20
+    assert max(sent) < 24 << 20
 
 
 def test_many_robots_with_many_requests_are_answered_and_none_is_refused() -> None:

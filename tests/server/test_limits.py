@@ -81,7 +81,7 @@ FLOODS = {
 def test_a_flood_ends_its_connection_and_others_are_answered(flood: bytes, doubling: Here) -> None:
     with doubling.robot() as witness, doubling.crowd(1, flood) as sent:
         wait_for(lambda: len(sent) > 1, "it came again", lambda: witness.ask(1, state(1.0)))
-        assert sent[0] < 8 << 20
+        assert sent[0] < 24 << 20
     wait_for(lambda: not doubling.status()["robots"], "both are gone")
 
 
