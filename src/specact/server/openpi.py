@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,8 @@ from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, Ask, F
 # Limits of an observation's keys.
 _MAX_DEPTH, _MAX_NAME_CHARS = 4, 128
 _RESET_DONE = "reset successful"
+# Messages that wait for the reply to an earlier one, and resets in a row.
+_MAX_WAITING = 64
 
 
 class OpenpiSession(Session):
@@ -27,9 +30,10 @@ class OpenpiSession(Session):
     """
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service, max_jobs=1)
+        super().__init__(service, max_jobs=1, max_waiting=1)
         self._history = ObservationHistory(service.contract.observation)
-        self._episode = self._step = 0
+        self._episode = self._step = self._resets = 0
+        self._waiting: deque[bytes] = deque()
 
     def begin(self) -> None:
         service, welcome = self.service, self.service.welcome
@@ -43,13 +47,20 @@ class OpenpiSession(Session):
         self.send(openpi.encode(said | openpi.metadata(service.contract)))
 
     def handle(self, message: bytes, arrived: float) -> None:
+        if self.jobs:
+            if len(self._waiting) >= _MAX_WAITING:
+                raise bad(f"{_MAX_WAITING} messages wait for the reply to an earlier one; wait for it first")
+            self._waiting.append(message)
+            return
         fields = openpi.decode(message)
         endpoint = fields.get("endpoint", "infer")
         if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
             raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
         if endpoint == "reset":
             self._history.reset()
-            self._episode, self._step = self._episode + 1, 0
+            self._episode, self._step, self._resets = self._episode + 1, 0, self._resets + 1
+            if self._resets > _MAX_WAITING:
+                raise bad(f"{self._resets} resets without an observation in between")
             self.send(_RESET_DONE)
             return
         try:
@@ -57,6 +68,7 @@ class OpenpiSession(Session):
         except (ObservationError, ValueError) as error:
             raise bad(str(error)) from None
         self.settle()
+        self._resets = 0
         self.submit(ask, arrived)
 
     def reply(self, answer: Reply | Failure) -> None:
@@ -66,6 +78,9 @@ class OpenpiSession(Session):
             return
         chunk = self.service.contract.kinds["infer"].reply.views(answer.arrays)[openpi.CHUNK]
         self.send(openpi.encode({"actions": chunk, "server_timing": {"infer_ms": answer.target_ms}}))
+        waiting, self._waiting = self._waiting, deque()
+        for message in waiting:
+            self.take(message)
 
     def explain(self, error: WireError) -> None:
         failure = self.service.failure(self, "openpi", error)

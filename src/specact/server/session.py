@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
@@ -20,8 +19,8 @@ from specact.wire.messages import Ask, ErrorCode, Failure, Reply, bad, check_ter
 HELLO_TIMEOUT_S = 5.0
 # A peer that does not answer a close frame in time is disconnected; sooner if it sends so many frames instead.
 _CLOSE_TIMEOUT_S, _LINGER_S, _MAX_IGNORED = 5.0, 0.2, 16
-# Messages that were read and wait, their bytes in messages of the largest size, and the like.
-_MAX_WAITING, _MAX_WAITING_SIZES, _MAX_FRAGMENTS, _MAX_CONTROLS_PER_S = 1024, 8, 1024, 200
+# Requests that were read at once and wait, parts of a message, and pings and pongs.
+_MAX_WAITING, _MAX_FRAGMENTS, _MAX_CONTROLS_PER_S = 2048, 1024, 200
 _MAX_REASON_BYTES = 123  # RFC 6455, 5.5.1
 _CLOSE_CODES = {
     ErrorCode.TOO_LARGE: WSCloseCode.MESSAGE_TOO_BIG,
@@ -33,8 +32,8 @@ _CLOSE_CODES = {
 class Session(WSListener, ABC):
     """A connection in one of the two protocols; bounds what its peer can make the server do.
 
-    One message is handled per turn of the event loop, so that connections with many of them do not delay the others.
-    While a message waits, or ``max_jobs`` requests are in flight, nothing is read.
+    While ``max_jobs`` requests are in flight, or the peer does not read replies, nothing more is read. What was read by
+    then waits in the robot's lane, up to ``max_waiting`` requests.
 
     Attributes:
         robot, lane: its books and its queue; None before the hello.
@@ -43,16 +42,16 @@ class Session(WSListener, ABC):
         used: when its last message came [s], of the monotonic clock.
     """
 
-    def __init__(self, service: Service, max_jobs: int) -> None:
+    def __init__(self, service: Service, max_jobs: int, max_waiting: int) -> None:
         self.service, self.caller = service, Caller()
         self.robot: Robot | None = None
         self.lane: Lane | None = None
         self.demand: Demand | None = None
         self.address = self.host = "?"
-        self.jobs, self._max_jobs, self.used = set[Job](), max_jobs, time.monotonic()
-        self._waiting, self._waiting_bytes = deque[bytes](), 0
+        self.jobs, self.used = set[Job](), time.monotonic()
+        self._max_jobs, self._max_waiting = max_jobs, max_waiting
         self._partial, self._fragments = bytearray(), 0
-        self._writable, self._closing, self._scheduled = True, False, False
+        self._writable, self._closing = True, False
         self._second = self._controls = self._ignored = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -95,12 +94,8 @@ class Session(WSListener, ABC):
                 self._socket.pause_reading()
                 self._loop.call_later(_LINGER_S, transport.disconnect, False)
         elif kind == WSMsgType.BINARY and frame.fin and not self._fragments:
-            message, self._controls = frame.get_payload_as_bytes(), 0
-            # The last one that was read is handled at once, unless others wait.
-            if frame.last_in_buffer and not self._waiting and self._can_handle:
-                self._handle(message)
-            else:
-                self._wait(message)
+            self._controls = 0
+            self.take(frame.get_payload_as_bytes())
         elif kind == WSMsgType.TEXT:
             self.refuse(bad("messages are binary frames, this one is text"))
         elif kind in (WSMsgType.BINARY, WSMsgType.CONTINUATION):
@@ -111,7 +106,6 @@ class Session(WSListener, ABC):
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.settle()
         self._closing = True
-        self._waiting.clear()
         for job in self.jobs:
             self.service.batcher.cancel(job)
         self.jobs.clear()
@@ -119,10 +113,11 @@ class Session(WSListener, ABC):
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._socket.pause_reading()
 
     def resume_writing(self) -> None:
         self._writable = True
-        self._resume()
+        self._read_on()
 
     @property
     def pending(self) -> bool:
@@ -143,8 +138,12 @@ class Session(WSListener, ABC):
     def submit(self, ask: Ask, arrived: float) -> None:
         """Has a request answered, by :meth:`reply`; ``arrived`` is when [s] of the monotonic clock."""
         assert self.lane is not None, "otherwise there are no requests"
+        if len(self.jobs) >= self._max_waiting:
+            raise bad(f"{len(self.jobs)} requests of this connection wait; wait for replies first")
         job = Job(ask, self.lane, self, arrived, arrived + ask.deadline_ms / 1e3)
         self.jobs.add(job)
+        if len(self.jobs) == self._max_jobs:
+            self._socket.pause_reading()
         self.service.batcher.submit(job)
 
     def finish(self, job: Job, outcome: Reply | WireError) -> None:
@@ -157,11 +156,11 @@ class Session(WSListener, ABC):
             # After the reply, so that the robot does not wait for it.
             if self.robot is not None:
                 self.service.telemetry.record_reply(job.ask.kind, outcome, self.robot)
-        if self._waiting:
-            self._resume()
+        if len(self.jobs) == self._max_jobs - 1:
+            self._read_on()
 
     def refuse(self, error: WireError) -> None:
-        """Says why, and closes the connection; waiting messages are dropped."""
+        """Says why, and closes the connection."""
         if not self._closing:
             self.explain(error)
             self.close(error)
@@ -171,44 +170,17 @@ class Session(WSListener, ABC):
         if self._closing:
             return
         self._closing = True
-        self._waiting.clear()
         code = _CLOSE_CODES.get(ErrorCode(error.code), WSCloseCode.POLICY_VIOLATION)
         self._transport.send_close(code, str(error).encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
         self._socket.resume_reading()
         self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.disconnect, False)
 
-    @property
-    def _can_handle(self) -> bool:
-        return self._writable and not self._closing and len(self.jobs) < self._max_jobs
-
-    def _wait(self, message: bytes) -> None:
-        """Has a message handled when it is its turn; until then nothing more is read."""
-        self._waiting.append(message)
-        self._waiting_bytes += len(message)
-        most = _MAX_WAITING_SIZES * self.service.contract.max_message_bytes
-        if len(self._waiting) > _MAX_WAITING or self._waiting_bytes > most:
-            self.refuse(bad(f"too many messages wait; at most {_MAX_WAITING} may, with {most} bytes together"))
-            return
-        self._socket.pause_reading()
-        self._resume()
-
-    def _resume(self) -> None:
-        """Handles a waiting message in the next turn of the event loop, or reads on."""
-        if self._waiting and self._can_handle and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        self._scheduled = False
-        if self._waiting and self._can_handle:
-            message = self._waiting.popleft()
-            self._waiting_bytes -= len(message)
-            self._handle(message)
-            self._resume()
-        if not self._waiting and not self._socket.is_closing():
+    def _read_on(self) -> None:
+        if self._writable and len(self.jobs) < self._max_jobs and not self._socket.is_closing():
             self._socket.resume_reading()
 
-    def _handle(self, message: bytes) -> None:
+    def take(self, message: bytes) -> None:
+        """Handles a message, or closes the connection."""
         self.used = time.monotonic()
         try:
             self.handle(message, self.used)
@@ -227,7 +199,7 @@ class Session(WSListener, ABC):
             self.refuse(WireError(ErrorCode.TOO_LARGE, "the message is longer than max_message_bytes"))
         elif frame.fin:
             message, self._partial, self._fragments = bytes(self._partial), bytearray(), 0
-            self._wait(message)
+            self.take(message)
 
     def _control(self, frame: WSFrame) -> None:
         now = int(time.monotonic())
@@ -245,7 +217,7 @@ class RobotSession(Session):
     """A connection in specact's own protocol: a hello, and then requests, answered as their results arrive."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service, service.limits.max_under_way)
+        super().__init__(service, service.limits.max_under_way, _MAX_WAITING)
 
     def handle(self, message: bytes, arrived: float) -> None:
         if self.lane is None:
