@@ -26,9 +26,8 @@ _log = logging.getLogger("specact.server")
 _INLINE_BELOW_S = 1e-3
 # Inferences before serving, of each size of a batch, and the time after which there are no more of them [s].
 _WARM_UP_RUNS, _WARM_UP_S = 20, 1.0
-# How far lanes may be ahead of the others: by two requests of the usual time, or together by so much time [s], since
-# requests come in bursts. And the weight of a request in the usual time.
-_AHEAD, _AHEAD_S, _WEIGHT = 2.0, 0.1, 0.05
+# How far a lane may be ahead of the others, since requests come in bursts: so many of the shortest recent requests.
+_AHEAD, _RECENT = 2.0, 16
 # Of two requests with longer deadlines than this [s] the older one goes first.
 _LONGEST_S = 1.0
 
@@ -78,8 +77,8 @@ class Queue:
     def __init__(self) -> None:
         # In a dictionary, which keeps the order.
         self._waiting: dict[Lane, None] = {}
-        # The time that each lane has had which always had a request waiting, and the usual time of a request [s].
-        self._share = self._usual = 0.0
+        # The time that each lane has had which always had a request waiting, and the times of recent requests [s].
+        self._share, self._recent = 0.0, deque[float](maxlen=_RECENT)
         self._size = 0
 
     def __len__(self) -> int:
@@ -104,7 +103,7 @@ class Queue:
         if lanes:
             self._share = min(lane.spent for lane in lanes)
         if len(lanes) > most:
-            ahead = self._share + max(_AHEAD * self._usual, _AHEAD_S / len(lanes))
+            ahead = self._share + _AHEAD * min(self._recent, default=0.0)
             lanes = nsmallest(most, lanes, key=lambda lane: (lane.spent > ahead, lane.jobs[0].urgency))
         for lane in lanes:
             job: Job | None = None
@@ -125,7 +124,7 @@ class Queue:
         part = seconds / len(jobs)
         for job in jobs:
             job.lane.spent += part
-        self._usual += (_WEIGHT if self._usual else 1.0) * (part - self._usual)
+        self._recent.append(part)
 
 
 class Batcher:
