@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/data": (2_500, 2_690),
     f"{SRC}/lab/envs": (2_700, 2_700),
     f"{SRC}/lab/train": (4_500, 5_203),
-    f"{SRC}/lab/rollout": (2_100, 2_420),
+    f"{SRC}/lab/rollout": (2_100, 2_565),
     f"{SRC}/lab/evaluation": (1_700, 1_792),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_171),
