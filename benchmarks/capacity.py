@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from server import run_load, workload_of
 
-from specact.lab.rollout.load import measure_service
+from specact.lab.rollout.load import measure_service, run_load, workload_of
 from specact.lab.rollout.processes import serving
 from specact.load import load_exchange
 from specact.server.capacity import Demand, ServiceTime, missed

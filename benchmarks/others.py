@@ -25,10 +25,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from server import Robot, core
+from server import core
 
 from specact import Pair, load_pair
 from specact.bundle.network import open_session
+from specact.lab.rollout.load import Robot
 from specact.load import load_policy
 from specact.observation import ObservationSpec, Window
 

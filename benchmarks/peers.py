@@ -39,12 +39,12 @@ import msgspec
 import numpy as np
 import uvloop
 from others import FLASK, GRPC, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
-from server import DEADLINE_MS, RATE_HZ, Load, Robot, Workload, core, processor_s, run_load, run_robots, started
-from server import workload_of as ours_of
+from server import DEADLINE_MS, RATE_HZ, core, processor_s, started
 
 from specact import SpeculativePolicy, load_pair
 from specact.bundle.network import open_session
 from specact.gates import Always
+from specact.lab.rollout.load import Load, Robot, Workload, run_load, run_robots, workload_of
 from specact.load import load_exchange, load_policy
 from specact.observation import ObservationSpec, Window
 from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier
@@ -200,7 +200,7 @@ def sides_of(places: Mapping[str, tuple[int, int]], exchange: Exchange[Any]) -> 
     seen = observations(contract.observation, 64)
     requests = [Request(window_of(one), StepAddress(0, 0, 0, 0)) for one in seen]
     spoken = {
-        OURS: ours_of(contract, requests=requests),
+        OURS: workload_of(contract, requests=requests),
         ENDPOINT: Workload("/", None, [openpi.encode(one) for one in seen], _answers),
         THEIRS: Workload("/", None, [openpi.encode(one) for one in seen], _answers),
     }

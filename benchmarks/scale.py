@@ -30,11 +30,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers give way to other processes; beside others that do not they would seem slow.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-from server import run_load, workload_of
 
 from specact import load_pair
 from specact.errors import WireError
 from specact.gates.settings import GateSettings
+from specact.lab.rollout.load import run_load, workload_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool, join
 from specact.lab.rollout.processes import ServerProcess

@@ -23,7 +23,7 @@ import uvloop
 from others import listening, outputs_of
 from peers import in_turn, short, timed_in_rounds
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect, ws_create_server
-from server import Workload, core, run_load
+from server import core
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
@@ -32,6 +32,7 @@ from websockets.sync.client import connect
 from websockets.uri import parse_uri
 
 from specact import load_pair
+from specact.lab.rollout.load import Workload, run_load
 
 SERVERS = ("picows, uvloop", "websockets, uvloop", "websockets, asyncio", "websockets sans-IO, uvloop")
 WORK, ROBOTS = ("echo", "network"), (1, 16, 64)
