@@ -2,7 +2,8 @@
 
 Of each load the service time is fitted as ``specact capacity`` does, without pauses, and the queue is simulated. Then
 more and fewer robots ask a server at the load's rates, until the largest number is found of which no kind misses more
-than 1 % of the replies; each number is tried up to three times. No load was used for a fit.
+than 1 % of the replies; each number is tried up to three times. No load was used for a fit. Requests are evenly spaced
+here, which is kinder than the random phases of the prediction, and a robot waits for its reply before it asks again.
 
 Run: python benchmarks/capacity.py [--seconds S] [--out FILE]
 """
