@@ -99,14 +99,6 @@ def test_more_robots_miss_no_less() -> None:
     assert shares[0] == 0.0 and shares[-1] > 0.5
 
 
-@pytest.mark.parametrize("count", [1, 3, 10, 20])
-def test_without_a_simulation_none_would_have_been_late(count: int) -> None:
-    demand = Demand(20.0, 0.045)
-    if missed(robots(count, demand), SERVICE, 8, rng()) == 0.0:
-        took, _ = latencies(robots(count, demand), SERVICE, 8, rng(), 5000)
-        assert (took > demand.deadline_s).mean() < 0.01
-
-
 @pytest.mark.parametrize(
     "demands", [[FAST], [Demand(1e6, 0.1), *robots(1000, SLOW)], robots(1000), [FAST, *robots(50, SLOW)]]
 )
