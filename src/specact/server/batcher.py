@@ -133,7 +133,7 @@ class Batcher:
     Attributes:
         ready: whether requests are taken.
         queue, jobs: the queued requests, and those that are queued or being computed, without cancelled ones.
-        times: of the last batches, by their size: from taking the requests to their replies [s].
+        times: of the last batches, by their size: until their replies, from the last batch or the first request [s].
     """
 
     def __init__(self, exchange: Exchange[Any], max_batch: int) -> None:
@@ -143,6 +143,7 @@ class Batcher:
         self.queue, self.jobs = Queue(), set[Job]()
         self.times: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._inline = self._busy = self.ready = False
+        self._since = 0.0
         self._batches: SimpleQueue[list[Job]] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -213,12 +214,14 @@ class Batcher:
             self.queue.charge(group, seconds)
             self._finish(group, outcomes)
         if jobs:
-            self.times[len(jobs)].append(time.monotonic() - started)
+            self.times[len(jobs)].append(time.monotonic() - (self._since or started))
         self._rest()
 
     def _rest(self) -> None:
         """Goes on if requests wait; but connections are read first, whose robots have their replies by now."""
         self._busy = len(self.queue) > 0
+        # The time of a batch that follows without a pause begins here: with reading what it takes.
+        self._since = time.monotonic() if self._busy and self._inline else 0.0
         if self._busy and self._loop is not None:
             self._loop.call_soon(self._next)
 
