@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -131,7 +132,6 @@ def _measure(port: int, workload: Workload, counts: Sequence[int]) -> ServiceTim
             stages[count].append((load.batch, load.seconds * load.batch / len(load.latencies_ms)))
         if time.monotonic() - started > _MOST_S:
             break
-    # By the typical batch of a number of robots.
     rows = (zip(*stage, strict=True) for stage in stages.values())
     return ServiceTime.fit({float(np.median(batches)): times for batches, times in rows})
 
@@ -156,14 +156,16 @@ def run_load(
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-
-    async def join() -> Robot:
-        robot = _WebSocketRobot(asyncio.get_running_loop(), workload)
-        await ws_connect(lambda: robot, f"ws://127.0.0.1:{port}{workload.path}", extra_headers=workload.headers)
-        await robot.welcomed
-        return robot
-
+    join = partial(connected_robot, port, workload)
     return uvloop.run(run_robots(join, robots, seconds, offered_hz, under_way, started))
+
+
+async def connected_robot(port: int, workload: Workload) -> Robot:
+    """One that the server on this machine has welcomed."""
+    robot = _WebSocketRobot(asyncio.get_running_loop(), workload)
+    await ws_connect(lambda: robot, f"ws://127.0.0.1:{port}{workload.path}", extra_headers=workload.headers)
+    await robot.welcomed
+    return robot
 
 
 def workload_of(
