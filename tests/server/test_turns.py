@@ -45,6 +45,15 @@ def test_a_lane_with_earlier_deadlines_has_no_more_than_its_share() -> None:
     assert max(counts) - min(counts) <= 4
 
 
+def test_what_waits_behind_others_of_its_robot_is_not_urgent_for_it() -> None:
+    queue = Queue()
+    filled(queue, *[50] * 20, due=60.0)
+    queue.charge(queue.take(20, 5.0)[0], 1.0)
+    robot = queue.lane()
+    queue.put(job(robot, due=5.15, arrived=5.1))
+    assert robot in [taken.lane for taken in queue.take(5, 5.1)[0]]
+
+
 def test_an_idle_lane_saves_nothing_up() -> None:
     queue = Queue()
     idle, busy = filled(queue, 1, 100)

@@ -42,10 +42,19 @@ class Asker(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The queued requests of one robot, oldest first, and the target's time that it has had, at least its share [s]."""
+    """The queued requests of one robot, oldest first, and the target's time that it has had, at least its share [s].
+
+    ``first_since`` is when the oldest became the first [s]: what waits behind others of its robot is not urgent for it.
+    """
 
     spent: float
     jobs: deque[Job] = field(default_factory=deque)
+    first_since: float = 0.0
+
+    @property
+    def urgency(self) -> float:
+        """The deadline of the first request, or what counts as one where it is far away or there is none."""
+        return min(self.jobs[0].due, self.first_since + _LONGEST_S)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +67,6 @@ class Job:
     arrived: float
     due: float
     wanted: bool = True
-
-    @property
-    def urgency(self) -> float:
-        """The deadline, or what counts as one where it is far away or there is none."""
-        return min(self.due, self.arrived + _LONGEST_S)
 
 
 class Queue:
@@ -94,6 +98,7 @@ class Queue:
         if not lane.jobs:
             self._waiting[lane] = None
             lane.spent = max(lane.spent, self._share)
+            lane.first_since = job.arrived
         lane.jobs.append(job)
         self._size += 1
 
@@ -104,7 +109,7 @@ class Queue:
             self._share = min(lane.spent for lane in lanes)
         if len(lanes) > most:
             ahead = self._share + _AHEAD * min(self._recent, default=0.0)
-            lanes = nsmallest(most, lanes, key=lambda lane: (lane.spent > ahead, lane.jobs[0].urgency))
+            lanes = nsmallest(most, lanes, key=lambda lane: (lane.spent > ahead, lane.urgency))
         for lane in lanes:
             job: Job | None = None
             while lane.jobs and job is None:
@@ -113,6 +118,7 @@ class Queue:
                 if job.due < now or not job.wanted:
                     late.append(job)
                     job = None
+            lane.first_since = now
             if not lane.jobs:
                 del self._waiting[lane]
             if job is not None:
