@@ -122,13 +122,13 @@ def hot(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, Any
     for turn in range(rounds):
         for robots in ROBOTS:
             for name, side in in_turn(sides, turn):
-                before, ours = processor_s(side.process), time.process_time()
+                before, ours, began = processor_s(side.process), time.process_time(), time.perf_counter()
                 load = side.ask(robots, seconds, None)
-                spent, told = processor_s(side.process) - before, load.summary()
+                took_s, spent, told = time.perf_counter() - began, processor_s(side.process) - before, load.summary()
                 figures = {
                     "steps_per_s": told["steps_per_s"], "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"],
                     "server_ms": 1e3 * spent / max(1, told["answered"]), "errors": told["errors"],
-                    "generator": (time.process_time() - ours) / load.seconds,
+                    "generator": (time.process_time() - ours) / took_s,
                 }  # fmt: skip
                 of_side = found.setdefault(str(robots), {}).setdefault(name, {})
                 for figure, value in figures.items():

@@ -1,10 +1,9 @@
-"""Work on two nodes of a Ray cluster, and robots at two servers behind HAProxy.
+"""Robots at two servers behind HAProxy.
 
-The nodes are processes of this machine (`ray.cluster_utils.Cluster`), with one CPU each. Everything is measured in
-rounds, every way in turn in each. The servers' target stands for one with a GPU of its own: for a batch of b requests
-it waits 40 + 2 b ms, during which the processor is free, and then answers as ball's.
+The servers' target stands for one with a GPU of its own: for a batch of b requests it waits 40 + 2 b ms, during which
+the processor is free, and then answers as ball's. Every way is measured in turn in each round.
 
-Run: python benchmarks/scale.py [--rounds N] [--seconds S] [--parts work,servers]
+Run: python benchmarks/scale.py [--rounds N] [--seconds S]
 
 The results are kept for the report: python -m experiments speed page.
 """
@@ -24,31 +23,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-# Read at Ray's import: its processes listen on loopback only.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray's workers give way to other processes; beside others that do not they would seem slow.
-os.environ.setdefault("RAY_worker_niceness", "0")
-
-
 from specact import load_pair
 from specact.errors import WireError
-from specact.gates.settings import GateSettings
 from specact.lab.rollout.load import run_load, workload_of
-from specact.lab.rollout.methods import HYBRID
-from specact.lab.rollout.pool import Pool, join
 from specact.lab.rollout.processes import ServerProcess
-from specact.lab.rollout.rollout import Shard
 from specact.load import load_exchange
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "experiments" / "speed" / "results" / "scale.json"
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 # Of the stand-in target: milliseconds of a batch, and of each of its requests.
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
-SHARDS, EPISODES = 6, 10
 CROWD, PACED, RATE_HZ = 48, 77, 2.0
 WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers")
 
@@ -62,74 +48,17 @@ class Target:
         self.read = self._ball.read
 
     def answer(self, kind: str, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
-        time.sleep(1e-3 * batch_ms(BATCH_MS, EACH_MS, len(requests)))
+        time.sleep(1e-3 * (BATCH_MS + EACH_MS * len(requests)))
         return self._ball.answer(kind, requests)
-
-
-def batch_ms(fixed_ms: float, each_ms: float, requests: int) -> float:
-    """T(b) = fixed + b each."""
-    return fixed_ms + each_ms * requests
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--parts", default="work,servers")
     asked = parser.parse_args()
-    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    with cluster() as on:
-        if "work" in asked.parts:
-            found["work"] = work(on, asked.rounds)
-        if "servers" in asked.parts:
-            found["servers"] = servers(asked.rounds, asked.seconds)
+    found = {"servers": servers(asked.rounds, asked.seconds)}
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
-
-
-@contextmanager
-def cluster() -> Iterator[str]:
-    """Starts two nodes, which this process joins."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    try:
-        made.add_node(**NODE)
-        made.wait_for_nodes()
-        on = f"ray:{made.address}"
-        join(on)
-        yield on
-    finally:
-        ray.shutdown()
-        made.shutdown()
-
-
-def work(on: str, rounds: int) -> dict[str, Any]:
-    """Seconds for the same shards on one node and on both, and for work that is nothing, here and there."""
-    pair = load_pair("ball")
-    shards = [
-        Shard.of(pair, "ball", HYBRID, GateSettings("always"), range(first, first + EPISODES), 0)
-        for first in range(0, SHARDS * EPISODES, EPISODES)
-    ]  # fmt: skip
-    took: dict[str, list[float]] = {"one node": [], "two nodes": [], "nothing, Ray": [], "nothing, process": []}
-    with Pool(1, on) as one, Pool(2, on) as two, Pool(2) as here:
-        # Warm-up: all workers have loaded their models.
-        for pool in (two, here):
-            list(pool.run(shards[:4]))
-        for _ in range(rounds):
-            took["one node"].append(seconds_of(one, shards))
-            took["two nodes"].append(seconds_of(two, shards))
-            for name, pool in (("nothing, Ray", two), ("nothing, process", here)):
-                began = time.perf_counter()
-                list(pool.each(abs, range(40)))
-                took[name].append((time.perf_counter() - began) / 40)
-    return {"shards": SHARDS, "episodes": EPISODES, "seconds": took, "load": os.getloadavg()[0]}
-
-
-def seconds_of(pool: Pool, shards: Sequence[Shard]) -> float:
-    began = time.perf_counter()
-    list(pool.run(shards))
-    return time.perf_counter() - began
 
 
 def servers(rounds: int, seconds: float) -> dict[str, Any]:
