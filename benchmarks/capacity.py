@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from server import ROOM
 
 from specact.lab.rollout.load import Load, connected_robot, measure_service, run_robots, workload_of
 from specact.lab.rollout.processes import serving
@@ -29,7 +30,7 @@ from specact.load import load_exchange
 from specact.server.capacity import Demand, ServiceTime, missed
 from specact.wire.exchange import Contract
 
-MAX_BATCH, ALLOWED, ROOM = 16, 0.01, ("--max-robots", "4096", "--max-per-address", "4096")
+MAX_BATCH, ALLOWED = 16, 0.01
 
 
 @dataclass(frozen=True)

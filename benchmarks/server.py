@@ -35,6 +35,8 @@ from specact.rng import StepAddress
 from specact.wire.exchange import Request
 from specact.wire.messages import ask, encode
 
+# For more robots than a server takes by itself.
+ROOM = ("--max-robots", "4096", "--max-per-address", "4096")
 RATE_HZ, DEADLINE_MS = 20.0, 50.0
 # Of crowds: connections, and requests that each keeps in flight.
 CROWDS = {
@@ -160,7 +162,7 @@ def soak(bundle: str, minutes: float) -> dict[str, Any]:
 @contextmanager
 def started(bundle: str, *options: str) -> Iterator[ServerProcess]:
     """``specact serve`` on the first core."""
-    server = serving(bundle, *options)
+    server = serving(bundle, *ROOM, *options)
     with core(0):
         server.__enter__()
     try:
