@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_171),
     "experiments": (4_500, 6_460),
-    "benchmarks": (1_800, 1_860),
+    "benchmarks": (1_800, 1_800),
     "tests": (27_000, 31_600),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
