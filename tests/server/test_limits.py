@@ -195,16 +195,16 @@ def memory_kb(pid: int) -> int:
 @pytest.mark.parametrize("count", [5_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 def test_whatever_is_sent_the_server_goes_on_and_its_memory_is_bounded(count: int) -> None:
     """So many frames, over connections of both protocols that come and go."""
-    contract, rng, warm = load_exchange("ball-chase-flow").contract, random.Random(count), 0
+    contract, rng, warm = load_exchange("ball#target").contract, random.Random(count), 0
     window = contract.observation.zeros()
-    plain = {"observation/state": window["state"][0], "prompt": "x"}
+    plain = {f"observation/{name}": array for name, array in window.arrays.items()} | {"prompt": "x"}
     asks = [ask(Request(window, HERE, contract.kinds[kind].request.example()), contract, kind, 1, deadline_ms)
             for kind in contract.kinds for deadline_ms in (0.0, 60_000.0)]  # fmt: skip
     valid = {
         PATH: list(map(encode, asks)),
         "/": list(map(openpi.encode, (plain, {"endpoint": "reset"}, plain | {"address": [1, 2, 3, 4]}))),
     }
-    with Process(contract, "ball-chase-flow") as server, server.robot() as witness:
+    with Process(contract, "ball#target") as server, server.robot() as witness:
         chunk = witness.ask(0, window)["chunk"].tobytes()
         for number in range(count // 500):
             for side in [visit(server, path, messages, rng) for path, messages in valid.items() for _ in range(5)]:

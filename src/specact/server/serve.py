@@ -87,6 +87,8 @@ async def run(
     SIGHUP then reloads tokens and certificate. The target should be warmed up.
     """
     tls = service.address.load_certificate()
+    # It writes a line for every broken frame, without a bound.
+    logging.getLogger("picows").setLevel(logging.CRITICAL)
     server = await ws_create_server(
         partial(_route, service), sock=listener, backlog=_BACKLOG, ssl=tls,
         websocket_handshake_timeout=HELLO_TIMEOUT_S, ssl_handshake_timeout=HELLO_TIMEOUT_S if tls else None,

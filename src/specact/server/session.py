@@ -195,7 +195,7 @@ class Session(WSListener, ABC):
         self._partial += frame.get_payload_as_memoryview()
         if self._fragments > _MAX_FRAGMENTS:
             self.refuse(bad(f"a message has at most {_MAX_FRAGMENTS} fragments"))
-        elif len(self._partial) > self.service.contract.max_message_bytes:
+        elif len(self._partial) > self.service.welcome.max_message_bytes:
             self.refuse(WireError(ErrorCode.TOO_LARGE, "the message is longer than max_message_bytes"))
         elif frame.fin:
             message, self._partial, self._fragments = bytes(self._partial), bytearray(), 0
