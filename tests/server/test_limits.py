@@ -197,12 +197,12 @@ def test_whatever_is_sent_the_server_goes_on_and_its_memory_is_bounded(count: in
     """So many frames, over connections of both protocols that come and go."""
     contract, rng, warm = load_exchange("ball#target").contract, random.Random(count), 0
     window = contract.observation.zeros()
-    plain = {f"observation/{name}": array for name, array in window.arrays.items()} | {"prompt": "x"}
+    plain: dict[str, object] = {f"observation/{name}": array for name, array in window.arrays.items()} | {"prompt": "x"}
     asks = [ask(Request(window, HERE, contract.kinds[kind].request.example()), contract, kind, 1, deadline_ms)
             for kind in contract.kinds for deadline_ms in (0.0, 60_000.0)]  # fmt: skip
     valid = {
         PATH: list(map(encode, asks)),
-        "/": list(map(openpi.encode, (plain, {"endpoint": "reset"}, plain | {"address": [1, 2, 3, 4]}))),
+        "/": [openpi.encode(one) for one in (plain, {"endpoint": "reset"}, plain | {"address": [1, 2, 3, 4]})],
     }
     with Process(contract, "ball#target") as server, server.robot() as witness:
         chunk = witness.ask(0, window)["chunk"].tobytes()
