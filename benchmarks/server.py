@@ -44,7 +44,7 @@ CROWDS = {
     "one token": (32, 32), "no token": (32, 1), "rounds of a flow": (1, 32),
 }  # fmt: skip
 FLOW, TOKENS = "ball-chase-flow", {"robot": "the-token-of-the-robot", "crowd": "the-token-of-the-crowd"}
-SOAK_ROBOTS, SOAK_PIECES, GROWTH = 64, 40, 1.02
+SOAK_ROBOTS, SOAK_PIECES, SOAK_REST_S, GROWTH = 64, 40, 2.0, 1.02
 _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -144,7 +144,8 @@ def soak(bundle: str, minutes: float) -> dict[str, Any]:
     workload, rows = workload_of(load_pair(bundle).exchange.contract), []
     with started(bundle) as server:
         for piece in range(SOAK_PIECES + 1):
-            load = run_load(server.port, workload, SOAK_ROBOTS, 60 * minutes / SOAK_PIECES, None)
+            load = run_load(server.port, workload, SOAK_ROBOTS, 60 * minutes / SOAK_PIECES - SOAK_REST_S, None)
+            time.sleep(SOAK_REST_S)  # until the connections of these robots have ended
             status = Path(f"/proc/{server.pid}/status").read_text()
             resident = int(status.partition("VmRSS:")[2].split()[0]) / 1024
             row = {"resident_mb": resident, "files": len([*Path(f"/proc/{server.pid}/fd").iterdir()])}

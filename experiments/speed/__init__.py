@@ -239,6 +239,6 @@ def draw_servers(found: Mapping[str, Any]) -> Figure:
     names = {"adahi": "specact", "hybrid": "specact, openpi's clients", "target": "openpi"}
     series = {key: [Point(x, *spread(sides[side]["steps_per_s"]).values()) for x, sides in enumerate(found.values())]
               for key, side in zip(names, SIDES, strict=True)}  # fmt: skip
-    figure = draw_series(series, "robots that ask without pause", "answers per second", "A small policy", names)
+    figure = draw_series(series, "robots that ask without pause", "replies per second", "A small policy", names)
     figure.axes[0].set_xticks(range(len(found)), list(found))
     return figure

@@ -99,7 +99,7 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(life: Lif
 def test_a_budget_has_a_unit() -> None:
     pair = load_pair("ball")
     spec, arrays = pair.parts.spec, 4 * (8 + 2)
-    arrays += spec.codebooks * spec.codes * (8 + 4 * spec.chunk * spec.actions)
+    arrays += 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
     size = exchange_bytes(pair.exchange.contract)
     assert arrays < size < arrays + 500
     share, time_, link = (read_budget(text, pair, 4.0) for text in ("0.25", "30ms", "10kbit"))

@@ -30,6 +30,8 @@ from specact.server.session import HELLO_TIMEOUT_S, RobotSession
 from specact.wire.messages import PATH, PROTOCOL, ErrorCode
 
 _log = logging.getLogger("specact.server")
+# A peer that sends broken frames would fill the log. What fails in a session is written.
+logging.getLogger("picows.server").addFilter(lambda record: not record.getMessage().startswith("WS parser error"))
 _BACKLOG, _PING_S = 1024, 20.0
 # Timeout for closing connections after draining.
 _CLOSE_TIMEOUT_S = 2.0
@@ -87,8 +89,6 @@ async def run(
     SIGHUP then reloads tokens and certificate. The target should be warmed up.
     """
     tls = service.address.load_certificate()
-    # It writes a line for every broken frame, without a bound.
-    logging.getLogger("picows").setLevel(logging.CRITICAL)
     server = await ws_create_server(
         partial(_route, service), sock=listener, backlog=_BACKLOG, ssl=tls,
         websocket_handshake_timeout=HELLO_TIMEOUT_S, ssl_handshake_timeout=HELLO_TIMEOUT_S if tls else None,
