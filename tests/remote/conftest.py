@@ -98,7 +98,12 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 serve(self.request)
 
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingTCPServer):
+        def shutdown_request(self, request: Any) -> None:
+            # Without a shutdown first, so that a side that is set to end with a reset does.
+            self.close_request(request)
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         accepting = threading.Thread(target=server.serve_forever, args=(0.01,))
         accepting.start()
         try:
