@@ -22,6 +22,7 @@ from specact.wire.messages import Ask, ErrorCode, Reply, requests_of
 
 Outcome = Reply | WireError
 _log = logging.getLogger("specact.server")
+_INTERNAL = WireError(ErrorCode.INTERNAL, "the target failed; see the server's log")
 # A built-in network with a shorter inference runs on the event loop, because a thread switch would take as long.
 _INLINE_BELOW_S = 1e-3
 # Inferences before serving, of each size of a batch, and the time after which there are no more of them [s].
@@ -289,7 +290,7 @@ class Batcher:
         # Process boundary: any other failure, such as that of a library for images, must not end the server.
         except Exception:  # noqa: BLE001
             _log.exception("requests cannot be read")
-            return [_internal()] * len(jobs)
+            return [_INTERNAL] * len(jobs)
 
     def _answer(self, kind: str, jobs: list[Job], requests: list[Request]) -> list[Outcome]:
         started, layout = time.monotonic(), self._exchange.contract.kinds[kind].reply
@@ -304,7 +305,7 @@ class Batcher:
         # Process boundary: a target's exception must not end the server or be disclosed to clients.
         except (Exception, SystemExit):  # noqa: BLE001
             _log.exception("the target failed")
-            return [_internal()] * len(jobs)
+            return [_INTERNAL] * len(jobs)
         spent_ms, rows, outcomes = 1e3 * (time.monotonic() - started), count(), list[Outcome]()
         for job, payload in zip(jobs, packed, strict=True):
             outcome = payload if isinstance(payload, WireError) else faults.get(next(rows), payload)
@@ -314,7 +315,3 @@ class Batcher:
                 queued_ms = 1e3 * max(0.0, started - job.arrived)
                 outcomes.append(Reply(job.ask.id, queued_ms, spent_ms, 0.0, len(jobs), outcome))
         return outcomes
-
-
-def _internal() -> WireError:
-    return WireError(ErrorCode.INTERNAL, "the target failed; see the server's log")
