@@ -152,9 +152,11 @@ def report(results: Results) -> Report:
     facts: dict[str, Any] = {row["on"]: row for row in sides} | {f"{row['policy']} held": row for row in held}
     facts |= {f"{row['policy']} {row['name']} {row['pace']}": row for row in device}
     facts |= {f"{row['measure']}, {row['on']}": row for row in tests} | {f"act, {row['step']}": row for row in acts}
-    facts |= {"saved": -next(row["fast_saved"] for row in ways if row["way"] == "adahi json")}
+    alone, theirs = (bare["network"][library]["1"] for library in ("picows, uvloop", "websockets, asyncio"))
     facts |= {"worst": max(crowds, key=lambda row: float(row["share"])), "greedy": crowds[1],
-              "predicted": spread([row["ratio"] for row in loads])}  # fmt: skip
+              "predicted": spread([row["ratio"] for row in loads]),
+              "saved": -next(row["fast_saved"] for row in ways if row["way"] == "adahi json"),
+              "bare": spread([one / other for one, other in zip(alone, theirs, strict=True)])}  # fmt: skip
     pictures = [
         Picture("speed-latency.svg", partial(draw_latency, ways)),
         Picture("speed-servers.svg", partial(draw_servers, results["openpi"]["ball#target"]["hot"])),
