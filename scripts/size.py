@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_171),
     "experiments": (4_500, 6_462),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 31_426),
+    "tests": (27_000, 31_433),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
