@@ -16,11 +16,11 @@ from specact.bundle.network import Compute
 from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import print_result, table_of
 from specact.records import Count, RateHz
-from specact.server.capacity import Demand, ServiceTime, capacity, latencies
+from specact.server.capacity import SEARCH_REQUESTS, Demand, ServiceTime, capacity, latencies
 from specact.wire.messages import MAX_DEADLINE_MS
 
-# The share of replies that may be missed; the rows, as parts of the capacity, and requests in the simulation of one.
-_ALLOWED, _PARTS, _REQUESTS = 0.01, (0.25, 0.5, 0.75, 0.9, 1.0, 1.1), 20_000
+# The share of replies that may be missed; and the rows, as parts of the capacity.
+_ALLOWED, _PARTS = 0.01, (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
 _SHOWN = {"robots": "robots", "load": "load", "missed": "missed", "p50_ms": "p50 ms", "p99_ms": "p99 ms"}
 _BINDS = {
     "throughput": "its throughput binds: another server, a larger --max-batch or a faster target help",
@@ -58,7 +58,7 @@ class Capacity(Options):
         load = partial(load_exchange, self.policy, target=self.target, steps=self.steps, compute=self.compute)
         service = measure_service(load, self.max_batch)
         demand, most_hz = Demand(self.rate_hz, self.deadline_ms / 1e3), service.most_hz(self.max_batch)
-        robots = capacity(demand, service, self.max_batch, np.random.default_rng(0), _ALLOWED)
+        robots = capacity(demand, service, self.max_batch, 0, _ALLOWED)
         counts = sorted({max(1, round(part * robots)) for part in _PARTS} | {robots + 1})
         found = {
             "robots": robots, "base_ms": 1e3 * service.base_s, "per_request_ms": 1e3 * service.per_request_s,
@@ -69,7 +69,7 @@ class Capacity(Options):
 
     def _row(self, demand: Demand, robots: int, service: ServiceTime) -> dict[str, Any]:
         """What so many robots would see."""
-        took, _ = latencies([demand] * robots, service, self.max_batch, np.random.default_rng(0), _REQUESTS)
+        took, _ = latencies([demand] * robots, service, self.max_batch, np.random.default_rng(0), SEARCH_REQUESTS)
         p50, p99 = (None if np.isinf(p) else float(1e3 * p) for p in np.quantile(took, (0.5, 0.99), method="higher"))
         load, missed = robots * demand.rate_hz / service.most_hz(self.max_batch), (took > demand.deadline_s).mean()
         return {"robots": robots, "load": load, "missed": float(missed), "p50_ms": p50, "p99_ms": p99}

@@ -267,7 +267,7 @@ class Batcher:
         started, groups = time.monotonic(), dict[tuple[float, str], tuple[list[Job], list[Request]]]()
         for kind in {job.ask.kind for job in jobs}:
             members = [job for job in jobs if job.ask.kind == kind]
-            for job, request in zip(members, self._requests(kind, members), strict=True):
+            for job, request in zip(members, self._requests(members), strict=True):
                 if isinstance(request, WireError):
                     now = time.monotonic()
                     yield [job], [request], now - started
@@ -282,7 +282,7 @@ class Batcher:
             yield group[0], outcomes, now - started
             started = now
 
-    def _requests(self, kind: str, jobs: list[Job]) -> Sequence[Request | WireError]:
+    def _requests(self, jobs: list[Job]) -> Sequence[Request | WireError]:
         try:
             return requests_of([job.ask for job in jobs], self._exchange.contract)
         except WireError as error:

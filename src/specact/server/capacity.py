@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 # Intervals vary by this share of the period. The queue starts empty, so the first share of the time is not counted.
 _JITTER, _WARM_UP = 0.1, 0.2
+SEARCH_REQUESTS = 20_000
 Times = list[float]
 
 
@@ -93,12 +94,14 @@ def missed(demands: Sequence[Demand], service: ServiceTime, max_batch: int, rng:
     return float((late / np.maximum(np.bincount(kind), 1)).max())
 
 
-def capacity(demand: Demand, service: ServiceTime, max_batch: int, rng: Generator, allowed: float = 0.01) -> int:
+def capacity(demand: Demand, service: ServiceTime, max_batch: int, seed: int, allowed: float = 0.01) -> int:
     """The largest number of such robots, at most 100,000, of which none misses more than ``allowed``; by bisection."""
     few, many = 0, int(min(service.most_hz(max_batch) / demand.rate_hz, 100_000)) + 1
     while many - few > 1:
         between = (few + many) // 2
-        holds = missed([demand] * between, service, max_batch, rng, 20_000) <= allowed
+        # A draw of its own for each number, so that whoever simulates it again sees the same.
+        rng = np.random.default_rng(seed)
+        holds = missed([demand] * between, service, max_batch, rng, SEARCH_REQUESTS) <= allowed
         few, many = (between, many) if holds else (few, between)
     return few
 

@@ -88,9 +88,11 @@ class Request:
 class Exchange(Protocol[A_co]):
     """The messages of a pair or a policy: how a device reads the replies, and how a server makes them.
 
+    It may also have ``steady``, whether an inference takes as long for every request: a short one needs no thread then;
+    and ``work(kind, request)``, what a request costs relative to ``infer``: those that differ are computed apart.
+
     Attributes:
-        contract: what both sides agree on.
-        name: of the pair or policy.
+        contract, name: what both sides agree on; of the pair or policy.
     """
 
     @property
