@@ -11,9 +11,10 @@ def test_capacity_says_how_many_robots_a_server_holds(typed: Typed) -> None:
     found, printed = typed(*wanted, "--json").summary, typed(*wanted)
     assert 0 < found["robots"] <= found["most_hz"] / 20.0
     assert found["base_ms"] >= 0.0 and found["per_request_ms"] >= 0.0
-    # The rows are on both sides of the capacity, and of the same draws.
+    # The rows are on both sides of the capacity, and of the same draws. What no server answers is not simulated.
     held = {row["robots"]: row["missed"] <= 0.01 for row in found["rows"]}
-    assert held[found["robots"]] and not held[found["robots"] + 1]
+    assert held[found["robots"]]
+    assert not held[found["robots"] + 1] or (found["robots"] + 1) * 20.0 > found["most_hz"]
     assert printed.status == 0 and "assumed:" in printed.out
 
 
