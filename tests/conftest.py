@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +25,8 @@ import specact
 
 if TYPE_CHECKING:
     from tests.browser import Browser
+
+    from specact import Pair
 
 receive_signals()
 end_with_this_process()
@@ -57,6 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def ball() -> Pair[Any]:
+    return specact.load_pair("ball")
 
 
 @pytest.fixture(scope="session")

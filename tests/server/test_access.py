@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.children import wait_for
 from tests.served import certify
-from tests.server.conftest import Doubling, Here, Process, bearer, state
+from tests.serving import Doubling, Here, Process, bearer, state
 
 from specact import Pair
 from specact.errors import ConfigError, WireError

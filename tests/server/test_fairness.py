@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.children import wait_for
-from tests.server.conftest import Doubling, Here, Process, Robot, bearer, busy, requests, state
+from tests.serving import Doubling, Here, Process, Robot, bearer, busy, requests, state
 
 from specact import Pair
 from specact.errors import WireError

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.server.conftest import (
+from tests.serving import (
     HELLO,
     HERE,
     Doubling,

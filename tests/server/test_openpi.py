@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.conftest import Here, Robot
+from tests.serving import Here, Robot
 
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.policy import ChunkExchange

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.server.conftest import HELLO, HERE, PATIENCE, Here, Process, busy, opening, requests, state
+from tests.serving import HELLO, HERE, PATIENCE, Here, Process, busy, opening, requests, state
 from websockets.exceptions import InvalidStatus
 
 from specact import Pair

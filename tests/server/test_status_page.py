@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from tests.browser import Browser
 from tests.children import wait_for
-from tests.server.conftest import Doubling, Here, state
+from tests.serving import Doubling, Here, state
 
 from specact.server import telemetry as server_telemetry
 from specact.server.telemetry import Telemetry

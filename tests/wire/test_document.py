@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.server.conftest import Here
+from tests.serving import Here
 from tests.wire.contracts import CHUNKS, CODES, FLOWS, TOKENS
 
 from specact.load import load_pair
