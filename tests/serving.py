@@ -228,21 +228,19 @@ class Listening:
             ready.register(side, selectors.EVENT_READ | selectors.EVENT_WRITE, len(sent))
             sent.append(0)
 
-        def use(side: Any, event: int, number: int) -> None:
-            try:
-                if event & selectors.EVENT_READ and not side.recv(1 << 20):
-                    raise ConnectionError
-                if event & selectors.EVENT_WRITE:
-                    sent[number] += side.send(flood[sent[number] % len(flood) :])
-            except ConnectionError:
-                ready.unregister(side)
-                side.close()
-                join()
-
         def run() -> None:
             while not done.is_set():
                 for key, event in ready.select(0.05):
-                    use(key.fileobj, event, key.data)
+                    side: Any = key.fileobj
+                    try:
+                        if event & selectors.EVENT_READ and not side.recv(1 << 20):
+                            raise ConnectionError
+                        if event & selectors.EVENT_WRITE:
+                            sent[key.data] += side.send(flood[sent[key.data] % len(flood) :])
+                    except ConnectionError:
+                        ready.unregister(side)
+                        side.close()
+                        join()
             for key in list(ready.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
 

@@ -84,13 +84,6 @@ def test_the_earliest_deadline_goes_first() -> None:
     assert missed([FAST, *slow], service, 1, rng()) == 0.0
 
 
-def test_one_of_a_robot_is_in_a_batch() -> None:
-    # A robot alone cannot fill batches with its own requests; 16 robots with as many together can.
-    service = ServiceTime(0.01, 0.0)
-    assert missed([Demand(120.0, 0.5)], service, 16, rng()) > 0.1
-    assert missed(robots(16, Demand(7.5, 0.5)), service, 16, rng()) == 0.0
-
-
 def test_more_robots_miss_no_less() -> None:
     most = int(SERVICE.most_hz(16) / FAST.rate_hz)
     shares = [missed(robots(count), SERVICE, 16, rng()) for count in range(1, 2 * most)]
