@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import selectors
@@ -184,8 +183,7 @@ class Listening:
             return response.status, dict(response.headers), response.read()
 
     def status(self, **headers: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.http("/v1/status", **headers)[2])
-        return found
+        return msgspec.json.decode(self.http("/v1/status", **headers)[2], type=dict[str, Any])
 
     def outcomes(self, **headers: str) -> dict[tuple[str, str], float]:
         """The number of requests by kind and outcome."""
