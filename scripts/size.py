@@ -12,11 +12,11 @@ SRC = "src/specact"
 ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}": (1_600, 2_191),
     f"{SRC}/bundle": (450, 810),
-    f"{SRC}/gates": (1_000, 1_222),
-    f"{SRC}/families": (2_900, 3_582),
-    f"{SRC}/systems": (2_200, 2_778),
+    f"{SRC}/gates": (1_000, 1_265),
+    f"{SRC}/families": (2_900, 3_610),
+    f"{SRC}/systems": (2_200, 2_830),
     f"{SRC}/execution": (500, 500),
-    f"{SRC}/robot": (900, 1_192),
+    f"{SRC}/robot": (900, 1_205),
     f"{SRC}/wire": (450, 769),
     f"{SRC}/remote": (800, 800),
     f"{SRC}/server": (1_100, 1_635),
@@ -26,14 +26,14 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_680),
     f"{SRC}/lab/envs": (2_700, 2_700),
-    f"{SRC}/lab/train": (4_500, 5_203),
+    f"{SRC}/lab/train": (4_500, 5_240),
     f"{SRC}/lab/rollout": (2_100, 2_565),
     f"{SRC}/lab/evaluation": (1_700, 1_792),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_171),
-    "experiments": (4_500, 6_462),
+    "experiments": (4_500, 6_700),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 31_433),
+    "tests": (27_000, 31_900),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
