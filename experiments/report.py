@@ -266,8 +266,14 @@ def verdict(contrast: Metrics) -> str:
 def interval_text(interval: Metrics, digits: int = 2, sign: str = "") -> str:
     """A rate, mean or difference with its interval."""
     mean = next(interval[key] for key in ("rate", "mean", "difference", "relative") if key in interval)
-    low, high = (interval[end] if end in interval else interval[f"relative_{end}"] for end in ("low", "high"))
+    low, high = ends(interval)
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def ends(interval: Metrics) -> tuple[float, float]:
+    """Both ends of an interval."""
+    low, high = (interval[end] if end in interval else interval[f"relative_{end}"] for end in ("low", "high"))
+    return low, high
 
 
 def named(values: Mapping[str, Metrics]) -> list[dict[str, Any]]:

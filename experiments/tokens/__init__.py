@@ -232,9 +232,12 @@ def report(results: Results) -> Report:
         *(contrast_table(rows, name, families[name]) for name, rows in tested.items()),
     ]  # fmt: skip
     facts: dict[str, Any] = {
-        name.removesuffix("-tokens"): {"time": gains[name], "won": methods[name], "other": others[name]}
-        for name in results
-    }
+        name.removesuffix("-tokens"): {
+            "time": gains[name], "won": of, "other": others[name],
+            "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
+        }
+        for name, of in methods.items()
+    }  # fmt: skip
     facts |= {
         f"{row['on'].removesuffix('-tokens')}_{row['first']}_{row['second']}".replace(" ", "_").replace(",", ""): row
         for row in tested["contrasts"] + tested["policies"]
