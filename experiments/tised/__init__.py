@@ -17,7 +17,7 @@ import numpy as np
 from experiments.grid import Cell, Run, specact
 from experiments.tised.findings import compare_methods, find_all, optima_of
 from experiments.tised.tables import report as report
-from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
+from specact.lab.tised.analysis import as_row, contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
 
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
@@ -82,6 +82,23 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
         "--hardware", *MACHINES,
     ], 200),
     "window-pusht": (["--bundle", "pusht", "--levers", "window", "--paces", "0", "--hardware", *MACHINES], 200),
+    # The paper's asynchronous model where the world waits; latencies are absolute, in the order of half a chunk.
+    "naive-pusht": ([
+        "--bundle", "pusht-flow", "--steps", "2", "--levers", "naive=0,1,2,3,4", "--hardware", "480ms",
+    ], 200),
+    "naive-metaworld": (["--bundle", "metaworld-flow", "--levers", "naive=0,1,2,3,4", "--hardware", "100ms"], 120),
+    "naive-peg": (["--bundle", "peg", "--levers", "naive=0,1,2,3,4", "--hardware", "40ms"], 120),
+    # Steps with the latencies that the paper has for them: most of an inference is not steps.
+    "steps-pusht": ([
+        "--bundle", "pusht-flow", "--levers", "steps", "--hardware", "pi05-rtx-4070", "pi05-agx-30w",
+    ], 120),
+    # Jerk over levers, and a moving target with a graded score.
+    "jerk-steps": (["--bundle", "pusht-flow", "--levers", "steps", "--hardware", "this-machine"], 200),
+    "jerk-window": (["--bundle", "pusht", "--levers", "window", "--hardware", "this-machine"], 200),
+    "score-chase": ([
+        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "--paces", "0.1",
+        "--hardware", "agx-50w", "vla-rtx-4070",
+    ], 100),
 }  # fmt: skip
 
 
@@ -121,8 +138,8 @@ def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[s
     cells = [cell for curve in curves for cell in curve.cells]
     contrasts, spots = contrasts_of(curves), [spot for curve in curves for spot in optima_of(curve)]
     return {
-        "cells": cells, "contrasts": contrasts, "methods": compare_methods(table), "spots": spots,
-        "findings": find_all(cells, contrasts, spots),
+        "cells": cells, "contrasts": contrasts, "neighbours": neighbours_of(curves), "methods": compare_methods(table),
+        "spots": spots, "findings": find_all(cells, contrasts, spots),
     }  # fmt: skip
 
 

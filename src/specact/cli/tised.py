@@ -46,7 +46,7 @@ class Sweep(Options):
     levers: tuple[str, ...]  # NAME, or NAME=STRENGTH,...; specact tised levers lists them
     out: Path  # folder of the sweep
     paces: tuple[NotNegative, ...] = (0.0,)  # how fast the environment changes by itself, in the task's unit
-    hardware: tuple[str, ...] = ("this-machine",)  # profiles: names, or PATH.toml:NAME
+    hardware: tuple[str, ...] = ("this-machine",)  # profiles: names, PATH.toml:NAME, or 480ms for every inference
     # for levers that query a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms
     links: tuple[str, ...] = ()
     # what the robot does while it waits, each in turn: the task's holding action, the last command, or zeros
@@ -77,8 +77,9 @@ class Sweep(Options):
         variants.make()
         with Pool(details.workers, details.on) as pool, progress_bars() as update:
             run_sweep(request, self.out, update, pool, command=command_line())
-        for label, parts in sweep_folder(self.out).manifest()["latency_ms"].items():
-            remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms here")
+        manifest = sweep_folder(self.out).manifest()
+        for label, parts in manifest["latency_ms"].items():
+            remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms, {manifest['latency']}")
         remark(f"next: specact tised analyse {self.out}")
         say(f"sweep: {self.out}")
 
@@ -155,7 +156,7 @@ class Levers(Options):
         from specact.lab.tised.sweep import named_hardware
 
         levers = {name: f"{lever.about}; on {KINDS[lever.on]}" for name, lever in LEVERS.items()}
-        profiles = {name: f"kappa {each.kappa:g}; {each.about}" for name, each in named_hardware().items()}
+        profiles = {name: f"{each.times}; {each.about}" for name, each in named_hardware().items()}
         say("\n".join([*rows_of(levers, 20), "", *rows_of(profiles, 20)]))
 
 

@@ -9,6 +9,7 @@ to rest *on the goal*: what counts is its speed relative to it.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from math import cos, exp, sin
@@ -89,19 +90,27 @@ class BallEnv(TickingEnv):
     MAX_TILT, tilt rate (2) / 1.5 rad/s, all in the plate's frame; ``goal`` float32 ``[2]`` / HALF_SIZE. With
     ``goal_in_state`` there is no ``goal``; ``state`` ``[12]`` ends with its position and velocity, scaled alike.
     Action: float32 ``[2]`` in [-1, 1], the commanded tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
-    Reward: 1 on the step that succeeds, else 0. Ends on success or when the ball leaves the plate. ``pace`` is the
-    speed of the goal [m/s]; None draws it for every episode, uniformly from :data:`PACES`. Attributes, float64 ``[2]``
-    in the plate's frame [m, rad, s]: ``position``, ``velocity``, ``tilt``, ``tilt_rate``, ``goal``, ``goal_velocity``.
+    Reward: 1 on the step that succeeds, else 0. ``score`` is the success; with ``graded`` how near the ball stayed to
+    the goal: the largest mean over HOLD_STEPS of GOAL_RADIUS / distance, at most 1 each. Ends on success or when the
+    ball leaves the plate. ``pace`` is the speed of the goal [m/s]; None draws it for every episode, uniformly from
+    :data:`PACES`. Attributes, float64 ``[2]`` in the plate's frame [m, rad, s]: ``position``, ``velocity``, ``tilt``,
+    ``tilt_rate``, ``goal``, ``goal_velocity``.
     """
 
     tick_s = 1 / RATE_HZ / _SUBSTEPS
     ticks = _SUBSTEPS
 
-    def __init__(self, render_mode: str | None = None, pace: float | None = 0.0, goal_in_state: bool = False) -> None:
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        pace: float | None = 0.0,
+        goal_in_state: bool = False,
+        graded: bool = False,
+    ) -> None:
         if pace is not None and not 0.0 <= pace < np.inf:
             raise ConfigError(f"the pace of the ball's goal must be a speed of at least 0 m/s, got {pace}")
         self.render_mode = render_mode
-        self._pace, self._goal_in_state = pace, goal_in_state
+        self._pace, self._goal_in_state, self._graded = pace, goal_in_state, graded
         seen: dict[str, spaces.Space[Any]] = {
             "state": spaces.Box(-_LIMIT, _LIMIT, (12 if goal_in_state else 8,), np.float32)
         }
@@ -132,6 +141,8 @@ class BallEnv(TickingEnv):
         self.data.qvel[5:7] = -velocity[1] / BALL_RADIUS, velocity[0] / BALL_RADIUS  # it rolls from the start
         self._held = 0
         self._success = False
+        self._near: deque[float] = deque([0.0] * HOLD_STEPS, HOLD_STEPS)
+        self._nearest = 0.0
         return self.look(), self._info()
 
     def command(self, action: NDArray[np.float32]) -> None:
@@ -145,6 +156,8 @@ class BallEnv(TickingEnv):
         (x, y), (vx, vy), (goal_x, goal_y) = self.position, self.velocity - self.goal_velocity, self.goal
         resting = (x - goal_x) ** 2 + (y - goal_y) ** 2 < GOAL_RADIUS**2 and vx * vx + vy * vy < SLOW**2
         self._held = self._held + 1 if resting else 0
+        self._near.append(GOAL_RADIUS / max(GOAL_RADIUS, float(np.hypot(x - goal_x, y - goal_y))))
+        self._nearest = max(self._nearest, sum(self._near) / HOLD_STEPS)
         self._success = self._success or self._held >= HOLD_STEPS
         lost = max(abs(x), abs(y)) > HALF_SIZE
         return float(self._success), bool(self._success or lost), False, self._info()
@@ -203,7 +216,7 @@ class BallEnv(TickingEnv):
         return {"state": state.clip(-_LIMIT, _LIMIT)}
 
     def _info(self) -> dict[str, Any]:
-        return {"success": self._success, "score": float(self._success)}
+        return {"success": self._success, "score": self._nearest if self._graded else float(self._success)}
 
 
 def follow(position: Vector, velocity: Vector, target: Vector, rate: float, seconds: float) -> tuple[Vector, Vector]:
@@ -301,7 +314,13 @@ TASK = Task(
     effector=tilt,
     roll_forward=roll_forward,
 )
-CHASE = replace(TASK, name="ball-chase", make=partial(BallEnv, pace=None, goal_in_state=True))
+CHASE = replace(
+    TASK,
+    name="ball-chase",
+    make=partial(BallEnv, pace=None, goal_in_state=True, graded=True),
+    score="how near the ball stayed to the goal for 0.5 s: the largest mean of the radius of the goal over their "
+    "distance, at most 1 each; success needs it to rest there",
+)
 """Plate and ball with a goal that moves, whose position and velocity are part of the state.
 
 A bundle's goal is only the newest vector, without velocity. Without a pace every episode draws its own.

@@ -30,7 +30,7 @@ class Place:
     # Whether the world stands still while the robot waits: then the end point is task time, else success. Pace 0 is not
     # sufficient: a ball rolls on while the robot waits.
     static: bool
-    kappa: float  # factor on latency
+    kappa: float  # factor on stored times; 0 where the hardware has absolute ones
     hardware: str  # the profile's name
     link: str  # to the server, ON_BOARD for none
 
@@ -101,6 +101,7 @@ class Curve:
         success: of the common episodes of all settings, bool ``[S, E]``.
         task_s: time of success, or of the episode's end, ``[S, E]`` [s].
         restricted_s: time of success, or the limit without success, ``[S, E]`` [s].
+        score, jerk: as of :class:`~specact.lab.rollout.episode.Episode`, ``[S, E]``.
     """
 
     place: Place
@@ -108,17 +109,22 @@ class Curve:
     success: NDArray[np.bool_]
     task_s: NDArray[np.float64]
     restricted_s: NDArray[np.float64]
+    score: NDArray[np.float64]
+    jerk: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class LeverContrast:
-    """One setting against the baseline at the same place, on the same episodes.
+    """One setting against the baseline, or its neighbour, at the same place, on the same episodes.
 
     Attributes:
         place, strength, baseline: of the lever.
         episodes: number of common ones; both: of those in which both succeeded.
         success, restricted_s: differences of success and of restricted mean time [s], setting minus baseline.
         both_s: difference of task time over the episodes in which both succeeded [s], or None if there are none.
+        own_s: difference of the means over each one's own successes (31) [s], which favour settings that fail where a
+            task is long; None where one has no success.
+        score, jerk: differences of their means over all episodes; jerk is None where the task has no end effector.
         success_p, restricted_p, both_p: after Holm's correction over all contrasts of the sweep; 1 without a test.
         speedup: of the means over each one's own successes (31), in factors (5); None where one has no success.
     """
@@ -131,6 +137,9 @@ class LeverContrast:
     restricted_s: Contrast
     both_s: Contrast | None
     both: int
+    own_s: Contrast | None
+    score: Contrast
+    jerk: Contrast | None
     speedup: Decomposition | None
     success_p: float = 1.0
     restricted_p: float = 1.0
@@ -205,6 +214,14 @@ def contrasts_of(curves: Sequence[Curve]) -> list[LeverContrast]:
     return [replace(row, **{name: p[i] for name, p in corrected.items()}) for i, row in enumerate(rows)]
 
 
+def neighbours_of(curves: Sequence[Curve]) -> list[LeverContrast]:
+    """Every setting but the first two against the one before it, without correction of p: where a curve dips, it rises.
+
+    The second one's neighbour is the baseline, see :func:`contrasts_of`.
+    """
+    return [_contrast(curve, i, i - 1) for curve in curves for i in range(2, len(curve.cells))]
+
+
 def in_words(result: Contrast, corrected_p: float, unit: str = "") -> str:
     """A difference with its interval and its corrected p-value."""
     difference = result.difference
@@ -220,16 +237,38 @@ def as_row(value: Mapping[str, Any], prefix: str = "") -> Row:
     return row
 
 
-def _contrast(curve: Curve, i: int) -> LeverContrast:
-    """The contrast of one setting, with uncorrected p-values."""
-    success, both = curve.success.astype(np.float64), curve.success[i] & curve.success[0]
-    base, cell = curve.cells[0], curve.cells[i]
+def _contrast(curve: Curve, i: int, to: int = 0) -> LeverContrast:
+    """The contrast of one setting and another, with uncorrected p-values."""
+    success, both = curve.success.astype(np.float64), curve.success[i] & curve.success[to]
+    base, cell = curve.cells[to], curve.cells[i]
+    comparable = bool(base.successes and cell.successes)
     return LeverContrast(
-        curve.place, cell.strength, base.strength, len(both), contrast(success[i], success[0]),
-        contrast(curve.restricted_s[i], curve.restricted_s[0]),
-        contrast(curve.task_s[i][both], curve.task_s[0][both]) if both.any() else None, int(both.sum()),
-        decompose(base.chunks, base.task_s, cell.chunks, cell.task_s) if base.successes and cell.successes else None,
+        curve.place, cell.strength, base.strength, len(both), contrast(success[i], success[to]),
+        contrast(curve.restricted_s[i], curve.restricted_s[to]),
+        contrast(curve.task_s[i][both], curve.task_s[to][both]) if both.any() else None, int(both.sum()),
+        _own_s(success[[i, to]], curve.task_s[[i, to]]) if comparable else None,
+        contrast(curve.score[i], curve.score[to]),
+        contrast(curve.jerk[i], curve.jerk[to]) if np.isfinite(curve.jerk[[i, to]]).all() else None,
+        decompose(base.chunks, base.task_s, cell.chunks, cell.task_s) if comparable else None,
     )  # fmt: skip
+
+
+def _own_s(success: NDArray[np.float64], task_s: NDArray[np.float64], samples: int = 2000) -> Contrast:
+    """The difference of two settings' means over their own successes (31), first minus second, of ``[2, E]`` each.
+
+    Its episodes are not the same, so interval and p are of bootstrap samples of the episodes, both settings together.
+    """
+    episodes = success.shape[1]
+    weights = np.random.default_rng(0).multinomial(episodes, np.full(episodes, 1.0 / episodes), size=samples)
+    hits, seconds = success @ weights.T, (success * task_s) @ weights.T
+    drawn = seconds / np.where(hits > 0.0, hits, np.nan)
+    differences = drawn[0] - drawn[1]
+    differences = differences[np.isfinite(differences)]
+    means = (success * task_s).sum(axis=1) / success.sum(axis=1)
+    low, high = np.quantile(differences, [0.025, 0.975])
+    beyond = min((differences <= 0.0).sum(), (differences >= 0.0).sum())
+    p = min(1.0, 2.0 * (beyond + 1) / (len(differences) + 1))
+    return Contrast(Interval(float(means[0] - means[1]), float(low), float(high)), float(p), "bootstrap")
 
 
 def _curve(place: Place, table: Table, baselines: Mapping[str, float]) -> Curve:
@@ -254,6 +293,8 @@ def _curve(place: Place, table: Table, baselines: Mapping[str, float]) -> Curve:
         success=np.stack([own["success"].astype(bool) for own in paired]),
         task_s=np.stack([own["task_s"] for own in paired]),
         restricted_s=np.stack([_restricted_time_s(own) for own in paired]),
+        score=np.stack([own["score"] for own in paired]),
+        jerk=np.stack([own["jerk"] for own in paired]),
     )
 
 

@@ -74,7 +74,7 @@ class Trial:
     pace: float
     idle: Idle  # the robot's behaviour while it waits, see MovingWorld
     hardware: str  # the profile's name
-    kappa: float  # its factor on latency
+    kappa: float  # its factor on stored times; 0 where it has absolute ones
     link: str  # to the server; ON_BOARD for a policy on the robot
     latencies_s: tuple[float, ...]  # of the driver's parts on this hardware [s]
     episode: int
@@ -144,6 +144,12 @@ class PolicyDriver:
         """Bytes up and down the link; None where nothing crosses it."""
         return chunk_contract(self.build().spec).array_bytes
 
+    def key(self, part: str) -> str:
+        """Name of a part among the bundle's stored times."""
+        variants = sorted({Path(file).parent.name for _, file in self.files})
+        policy = f"{self.steps} steps" if self.role == "flow" else self.role
+        return ", ".join([policy, *variants, *([part] if part != "inference" else [])])
+
     def call(self, part: str) -> Callable[[], object]:
         """One of its parts on an observation of zeros, to be timed."""
         policy, rng, guidance = self.build(), np.random.default_rng(0), None
@@ -191,6 +197,9 @@ class SplitDriver(PolicyDriver):
     def crossing(self) -> tuple[int, int] | None:
         spec = _staged(Path(self.stages)).spec
         return (spec.observation.nbytes, spec.reply_bytes(self.cut, self.precision)) if self.cut else None
+
+    def key(self, part: str) -> str:
+        return f"cut {self.cut}, {part}"
 
     def call(self, part: str) -> Callable[[], object]:
         staged, cut = _staged(Path(self.stages)), self.cut
@@ -260,6 +269,10 @@ class PairDriver:
         gated = [(replace(plain, gate=self.gate), "gate")] * (self.gate.name in LEARNED)
         return (plain, "draft"), *gated, (plain, "target")
 
+    def key(self, part: str) -> str:
+        """Name of a part among the bundle's stored times."""
+        return f"{self.source.decoding} {self.gate.name if part == 'gate' else part}".strip()
+
     def call(self, part: str) -> Callable[[], object]:
         """One of its parts on an observation of zeros, to be timed."""
         if part == "gate":
@@ -308,6 +321,10 @@ class RoundsDriver(PairDriver):
     def parts(self) -> tuple[tuple[Driver, str], ...]:
         plain = replace(self, rounds=FULL)
         return tuple((self if kind == "reused" else plain, kind) for kind in self.kinds)
+
+    def key(self, part: str) -> str:
+        share = f" {self.rounds.reuse.most:g}" if isinstance(self.rounds, ReusingRounds) and part == "reused" else ""
+        return f"round, {part}{share}"
 
     def call(self, part: str) -> Callable[[], object]:
         flow: FlowParts = self.load().parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -25,10 +26,10 @@ from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.episode import TimedRobot
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import check_weights
-from specact.lab.tised.drivers import ON_BOARD, OnDecision, PolicyDriver, Setting, SplitDriver, Trial
+from specact.lab.tised.drivers import ON_BOARD, Driver, OnDecision, PolicyDriver, Setting, SplitDriver, Trial
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
-from specact.records import Count, NotNegative, Positive, Record, Seed, check_fields, read_toml
+from specact.records import Count, NotNegative, Positive, Record, Seed, check_fields, read_record, read_toml
 from specact.types import Decision
 
 Progress = Callable[[str, int, int], None]
@@ -40,24 +41,63 @@ ROUNDS = 3
 CALIBRATIONS, EPISODES = "calibrations.jsonl", "episodes.jsonl"
 
 
-class HardwareProfile(Record, frozen=True):
-    """An emulated platform.
+class HardwareProfile(Record, frozen=True, kw_only=True):
+    """An emulated platform: how long inferences take, whatever the load of the machine that runs the sweep.
 
     Attributes:
-        kappa: its latency divided by that of the machine on which latency is measured.
-        about: description, and whether kappa is measured, derived or chosen.
+        about: description, and whether the times are measured, derived or chosen.
+        kappa: factor on a bundle's stored times, see :func:`stored_ms`.
+        base_ms, step_ms: in its place, an inference of k Euler steps takes ``base_ms + k step_ms``; k = 0 without any.
     """
 
-    kappa: Positive
     about: str
+    kappa: Positive | None = None
+    base_ms: Positive | None = None
+    step_ms: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.kappa is None) == (self.base_ms is None) or (self.step_ms and self.base_ms is None):
+            raise ConfigError(
+                "a hardware profile needs either kappa, or base_ms and, if that depends on steps, step_ms"
+            )
+
+    @property
+    def times(self) -> str:
+        """In words."""
+        if self.kappa is not None:
+            return f"kappa {self.kappa:g}"
+        return f"{self.base_ms:g} ms" + (f" + {self.step_ms:g} ms for each step" if self.step_ms else "")
+
+    def absolute_s(self, driver: Driver) -> float:
+        """The absolute time of one inference [s].
+
+        Raises:
+            ConfigError: if the profile cannot know it: it knows plain inferences of one policy alone.
+        """
+        assert self.base_ms is not None, "checked by its callers"
+        plain = type(driver) is PolicyDriver and not driver.files and driver.execution.kind != "inpainting"
+        if not plain:
+            raise ConfigError(
+                "hardware with absolute times knows how long an inference of one policy takes, and not the parts of a "
+                "pair, of rounds, of guidance or of smaller networks; choose hardware with kappa for this lever"
+            )
+        return 1e-3 * (self.base_ms + self.step_ms * (driver.steps if driver.role == "flow" else 0))
 
 
 def load_hardware(name: str) -> tuple[str, HardwareProfile]:
-    """A profile with its name: one of :func:`named_hardware`, or ``PATH.toml:NAME`` for one in a file.
+    """A profile with its name.
+
+    That is one of :func:`named_hardware`; ``PATH.toml:NAME`` for one in a file; or the time of every inference, such as
+    ``480ms``.
 
     Raises:
         ConfigError: for an unknown name, or a file that cannot be used.
     """
+    if re.fullmatch(r"\d+(\.\d+)?ms", name):
+        return name, read_record(
+            {"about": "chosen: every inference", "base_ms": float(name[:-2])}, HardwareProfile, name
+        )
     path, _, chosen = (f"{name}:" if name.endswith(".toml") else name).rpartition(":")
     profiles = _read_hardware(Path(path)) if path else named_hardware()
     if chosen not in profiles:
@@ -73,7 +113,7 @@ def named_hardware() -> dict[str, HardwareProfile]:
 def _read_hardware(path: Path) -> dict[str, HardwareProfile]:
     profiles = read_toml(path, dict[str, HardwareProfile], "hardware profiles")
     if not profiles:
-        raise ConfigError(f"{path} has no hardware profile; a profile is a table [NAME] with kappa and about")
+        raise ConfigError(f"{path} has no hardware profile; a profile is a table [NAME] with about and kappa")
     return profiles
 
 
@@ -104,7 +144,9 @@ class Sweep:
         if any(self.paces) and task.pace is None:
             raise ConfigError(f"nothing in task {self.task!r} moves by itself, so its pace must be 0; got {self.paces}")
         for name in self.hardware:
-            load_hardware(name)
+            if (profile := load_hardware(name)[1]).kappa is None:
+                for setting in self.settings:
+                    profile.absolute_s(setting.driver)
         for name in self.links:
             if name != ON_BOARD:
                 load_link(name)
@@ -236,27 +278,57 @@ def _trials(sweep: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Tri
     profiles = [load_hardware(name) for name in sweep.hardware]
     every = product(range(sweep.episodes), sweep.paces, sweep.idles, profiles, sweep.settings)
     for episode, pace, idle, (hardware, profile), setting in every:
-        latencies_s = _latencies_s(sweep, setting, latency_ms[setting.label], profile.kappa)
+        latencies_s = _latencies_s(sweep, setting, latency_ms.get(setting.label, []), profile)
         for link in sweep.links if setting.driver.offloads else (ON_BOARD,):
             yield Trial(
-                setting, sweep.task, pace, idle, hardware, profile.kappa, link, latencies_s, episode, sweep.seed,
+                setting, sweep.task, pace, idle, hardware, profile.kappa or 0.0, link, latencies_s, episode, sweep.seed,
                 sweep.fingerprint,
             )  # fmt: skip
 
 
-def _latencies_s(sweep: Sweep, setting: Setting, measured_ms: list[float], kappa: float) -> tuple[float, ...]:
-    """The measured times scaled to the robot's hardware; ``target_ms`` replaces the server's time."""
-    scaled = [1e-3 * kappa * value for value in measured_ms]
+def _latencies_s(
+    sweep: Sweep, setting: Setting, parts_ms: list[float], profile: HardwareProfile
+) -> tuple[float, ...]:  # fmt: skip
+    """The times of a setting's parts on the robot's hardware; ``target_ms`` replaces the server's time."""
+    if profile.kappa is None:
+        scaled = [profile.absolute_s(setting.driver)]
+    else:
+        scaled = [1e-3 * profile.kappa * value for value in parts_ms]
     if setting.driver.offloads and sweep.target_ms is not None:
         # The server runs only a part of a split target.
-        part = measured_ms[-1] / sum(measured_ms) if isinstance(setting.driver, SplitDriver) else 1.0
+        part = parts_ms[-1] / sum(parts_ms) if isinstance(setting.driver, SplitDriver) else 1.0
         scaled[-1] = 1e-3 * sweep.target_ms * part
     return tuple(scaled)
 
 
 def _measured(sweep: Sweep) -> dict[str, Any]:
     baselines = {setting.lever: setting.strength for setting in reversed(sweep.settings)}
-    return {"baselines": baselines, "latency_ms": measure_settings(sweep.settings)}
+    if all(load_hardware(name)[1].kappa is None for name in sweep.hardware):
+        return {"baselines": baselines, "latency_ms": {}, "latency": "absolute"}
+    stored = stored_ms(sweep.settings, sweep.fingerprint)
+    latency_ms = measure_settings(sweep.settings) if stored is None else stored
+    return {"baselines": baselines, "latency_ms": latency_ms, "latency": "stored" if stored else "measured"}
+
+
+class StoredTimes(Record, frozen=True):
+    """How long the parts of a bundle's settings take, by their drivers' keys, at batch 1 on one core [ms]."""
+
+    about: str
+    ms: dict[str, NotNegative]
+
+
+def stored_ms(settings: Sequence[Setting], fingerprint: str) -> dict[str, list[float]] | None:
+    """The stored times of all parts of each setting [ms], by the setting's label; None if some are not stored.
+
+    What a sweep measures depends on the load of its machine, so that a second run would be another experiment.
+    """
+    times = read_toml(Path(__file__).with_name("latency.toml"), dict[str, StoredTimes], "stored times")
+    if (own := times.get(fingerprint)) is None:
+        return None
+    keys = {setting.label: [driver.key(name) for driver, name in setting.driver.parts] for setting in settings}
+    if not all(key in own.ms for parts in keys.values() for key in parts):
+        return None
+    return {label: [own.ms[key] for key in parts] for label, parts in keys.items()}
 
 
 def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
