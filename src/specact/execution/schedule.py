@@ -35,7 +35,7 @@ class Execution:
     # naive: the new chunk follows the old one. Its observation is max(T_inf, m T_act) old by then, and a chunk takes
     #   n T_act + max(0, T_inf - m T_act): the asynchronous inference of "The Speedup Paradox" (arXiv 2606.28529).
     # roll_forward: naive, but the robot's state in the observation is rolled forward through the overlapping actions;
-    #   the rest of the observation is as stale as before (VLASH, arXiv 2512.01031).
+    #   the rest is as stale as before. VLASH (arXiv 2512.01031) without its fine-tuning on random offsets of the state.
     # aligned: actions have timestamps, the first one that of the observation. Of a new chunk those of the first n that
     #   are past are dropped, the others replace the remaining actions (LeRobot's asynchronous inference). If an
     #   inference takes longer than n actions, nothing of its chunk is played and the robot idles.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -220,6 +220,11 @@ def _gate(about: str, gate: str, *, late: bool = False) -> Lever:
     return Lever(about, "pair", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, gate, late), shares=True)
 
 
+OVERLAPS: Mapping[Kind, str] = {
+    "naive": "naive asynchronous execution", "aligned": "aligned execution, by timestamp",
+    "roll_forward": "roll-forward without fine-tuning: VLASH's policy is trained for it, this one is not",
+    "inpainting": "inpainting (real-time chunking)",
+}  # fmt: skip
 LEVERS = {
     "steps": Lever(
         "Euler steps of a flow policy", "flow", (10.0, 5.0, 3.0, 2.0, 1.0),
@@ -238,7 +243,8 @@ LEVERS = {
         _up_to(lambda subject: subject.variants.stage_count), _split,
     ),
     "quantisation": Lever(
-        "networks of fewer bits, 4 or 8 times fewer than 32; 0 for none", "policy", (0.0, 4.0, 8.0), _quantised,
+        "W8A8 (4) and W4A8 (8): weights with 4 or 8 times fewer bits than 32, activations with 8; 0 for neither",
+        "policy", (0.0, 4.0, 8.0), _quantised,
     ),
     "window": Lever(
         "observations a VQ-BeT looks at", "codes",
@@ -246,10 +252,10 @@ LEVERS = {
     ),
     **{
         kind: Lever(
-            f"{kind}; actions that run during an inference", "policy", _up_to(lambda subject: subject.execute - 1),
+            f"{about}; actions that run during an inference", "policy", _up_to(lambda subject: subject.execute - 1),
             partial(_overlapped, kind),
         )
-        for kind in ("naive", "aligned", "roll_forward", "inpainting")
+        for kind, about in OVERLAPS.items()
     },
     "verification": _gate("transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "adahi"),
     "late": _gate(
