@@ -24,7 +24,7 @@ from tests.experiments.sweeps import (
 from specact.errors import DataError
 from specact.lab.rollout.statistics import holm
 from specact.lab.rollout.steps import Table
-from specact.lab.tised.analysis import contrasts_of, sort_curves
+from specact.lab.tised.analysis import contrasts_of, neighbours_of, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
 
 
@@ -84,6 +84,28 @@ def test_a_contrast_by_hand() -> None:
     (row,) = contrasts_of([curve])
     assert row.speedup is None and row.both_s is None and row.both_p == 1.0
     assert "one of the two never succeeds" in row.explain()
+
+
+def test_success_only_means_favour_a_setting_that_fails_where_tasks_are_long() -> None:
+    """One setting is slower by 1 s in every episode that both finish, and fails in the long half."""
+    long = np.arange(100) % 2 == 0
+    base = {"success": np.ones(100, bool), "task_s": np.where(long, 20.0, 10.0) + np.linspace(0, 1, 100)}
+    other = {"success": ~long, "task_s": np.where(long, 60.0, base["task_s"] + 1.0)}
+    tables = [
+        episodes("steps", s, pace=0.0, hardware="h", kappa=1.0, chunks=9, odds=0, each_s=0.1, count=100) | own
+        for s, own in ((10.0, base), (5.0, other), (2.0, base))
+    ]
+    curves = sort_curves(shuffled(join(tables)), BASELINES)
+    worse, same = contrasts_of(curves)
+    assert worse.own_s is not None and worse.both_s is not None and worse.jerk is not None
+    assert worse.own_s.difference.mean == pytest.approx(-4.0, abs=0.1) and worse.own_s.p < 0.001
+    assert worse.own_s.difference.low < -4.0 < worse.own_s.difference.high < 0.0
+    assert worse.both_s.difference.mean == 1.0 and worse.restricted_s.difference.mean == pytest.approx(20.5, abs=0.3)
+    assert same.own_s is not None and same.own_s.difference.mean == 0.0 and same.own_s.p == 1.0
+    # What dips rises again: the third against the second.
+    (rise,) = neighbours_of(curves)
+    assert (rise.strength, rise.baseline) == (2.0, 5.0) and rise.own_s is not None
+    assert rise.own_s.difference.mean == -worse.own_s.difference.mean
 
 
 def test_the_first_finding_where_it_was_planted(analysis: Any) -> None:

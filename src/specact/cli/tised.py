@@ -77,9 +77,8 @@ class Sweep(Options):
         variants.make()
         with Pool(details.workers, details.on) as pool, progress_bars() as update:
             run_sweep(request, self.out, update, pool, command=command_line())
-        manifest = sweep_folder(self.out).manifest()
-        for label, parts in manifest["latency_ms"].items():
-            remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms, {manifest['latency']}")
+        for label, parts in (made := sweep_folder(self.out).manifest())["latency_ms"].items():
+            remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms, {made['latency']}")
         remark(f"next: specact tised analyse {self.out}")
         say(f"sweep: {self.out}")
 

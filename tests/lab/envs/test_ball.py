@@ -121,6 +121,28 @@ def test_a_ball_at_rest_where_the_goal_passes_has_not_caught_it() -> None:
         assert info["success"] == caught and np.hypot(*(env.goal - env.position)) < ball.GOAL_RADIUS
 
 
+def test_a_chase_is_graded_by_how_near_the_ball_stayed() -> None:
+    env = CHASE.make(pace=0.0)
+    scores = {}
+    for name, away in (("far", 0.2), ("near", 0.04), ("on it", 0.0)):
+        env.reset(seed=0)
+        for _ in range(ball.HOLD_STEPS):
+            env.data.qpos[2:4], env.data.qvel[:] = env.goal + np.array([0.0, away]), 0.0
+            *_, info = env.step(STILL)
+        scores[name] = info["score"], info["success"]
+    assert scores == {
+        "far": (pytest.approx(0.1, abs=0.01), False),
+        "near": (pytest.approx(0.5, abs=0.01), False),
+        "on it": (1.0, True),
+    }
+    # To pass the goal is not to stay.
+    env.reset(seed=0)
+    env.data.qpos[2:4], env.data.qvel[:] = env.goal, 0.0
+    *_, info = env.step(STILL)
+    assert info["score"] == pytest.approx(1.0 / ball.HOLD_STEPS, rel=0.01) and not info["success"]
+    assert BallEnv().reset(seed=0)[1]["score"] == 0.0, "the ball's own score is its success"
+
+
 def test_the_expert_succeeds_briskly_and_passes_on_both_sides_from_the_same_start() -> None:
     env = BallEnv()
     results = [run(env, seed, seed) for seed in range(12)]

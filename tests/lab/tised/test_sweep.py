@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError, DataError
+from specact.families.chunks.flow import load_flow
 from specact.lab.data.folder import JsonLines
 from specact.lab.envs import load_task
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.tised.analysis import read_calibrations, read_sweeps
-from specact.lab.tised.drivers import PairDriver, Setting, Trial
+from specact.lab.tised.drivers import PairDriver, PolicyDriver, Setting, Trial
 from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import (
     CALIBRATIONS,
@@ -29,6 +31,7 @@ from specact.lab.tised.sweep import (
     named_hardware,
     run_sweep,
     run_trial,
+    stored_ms,
     sweep_folder,
     with_gate,
 )
@@ -165,6 +168,51 @@ def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
     assert times == pytest.approx([outcome.steps * period_s for outcome in outcomes if outcome.success])
 
 
+@pytest.mark.parametrize("hardware", ["agx-50w", "480ms"])
+def test_on_a_loaded_machine_a_sweep_gives_the_same_times(
+    hardware: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what, rows = small(paces=(0.0,), hardware=(hardware,)), []
+    for name, slow_s in (("quiet", 0.0), ("loaded", 0.02)):
+        monkeypatch.setattr(PolicyDriver, "call", lambda driver, part, slow_s=slow_s: lambda: time.sleep(slow_s))
+        run_sweep(what, tmp_path / name, quiet, Pool(1))
+        rows.append(sorted((tmp_path / name / EPISODES).read_text().splitlines()))
+    assert rows[0] == rows[1]
+    # Of a bundle without stored times another load is another experiment.
+    monkeypatch.setattr("specact.lab.tised.sweep.stored_ms", lambda settings, fingerprint: None)
+    run_sweep(what, tmp_path / "measured", quiet, Pool(1))
+    table, _, _ = read_sweeps([tmp_path / "measured"])
+    loaded = sorted((tmp_path / "measured" / EPISODES).read_text().splitlines())
+    assert (loaded == rows[0]) == (hardware == "480ms") and table["inference_s"].min() > 0.15
+
+
+def test_absolute_times_are_of_plain_inferences_by_their_steps(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[board]\nbase_ms = 100\nstep_ms = 10\nabout = "measured: our board"\n')
+    board = load_hardware(f"{path}:board")[1]
+    flow = load_flow("ball-chase-flow")
+    of = Subject(flow, 4, BundleVariants(flow, tmp_path), steps=2)
+    took = {s.label: board.absolute_s(s.driver) for lever in ("steps", "naive") for s in settings_of(lever, of, (3.0,))}
+    assert took == pytest.approx({"steps 10": 0.2, "steps 3": 0.13, "naive 0": 0.12, "naive 3": 0.12})
+    assert board.absolute_s(settings("naive")[1].driver) == pytest.approx(0.1), "without steps"
+    for lever in ("inpainting", "quantisation", "flash"):
+        with pytest.raises(ConfigError, match="kappa"):
+            board.absolute_s(settings_of(lever, of)[-1].driver)
+    with pytest.raises(ConfigError, match="kappa"):
+        small(hardware=(f"{path}:board",), settings=settings("verification"), links=("loopback",))
+
+
+def test_every_lever_of_a_stored_bundle_has_stored_times() -> None:
+    flow, pusht = load_flow("ball-chase-flow"), load_pair("pusht")
+    for loaded, levers in ((flow, ("steps", "naive", "quantisation", "flash")), (pusht, ("window",))):
+        subject = Subject(loaded, 4, BundleVariants(loaded, Path("nowhere")))
+        every = [setting for lever in levers for setting in settings_of(lever, subject)]
+        times = stored_ms(every, loaded.fingerprint)
+        assert times is not None and all(ms > 0.0 for parts in times.values() for ms in parts)
+    assert len(times) == 5 and times["window 1"] < times["window 5"]
+    assert stored_ms(every, "0123") is None
+
+
 def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="need links"):
         small(settings=settings("remote"))
@@ -187,7 +235,7 @@ def test_hardware_is_named_in_the_package_or_in_a_file_of_ones_own(tmp_path: Pat
     assert all(each.about.split(":")[0] in ("measured", "derived", "chosen") for each in named_hardware().values())
     path = tmp_path / "mine.toml"
     path.write_text('[board]\nkappa = 3\nabout = "measured: our board"\n')
-    assert load_hardware(f"{path}:board") == ("board", HardwareProfile(3.0, "measured: our board"))
+    assert load_hardware(f"{path}:board") == ("board", HardwareProfile(about="measured: our board", kappa=3.0))
     for name, named in (
         (str(path), "board"),
         (f"{path}:bord", "board"),
@@ -200,6 +248,9 @@ def test_hardware_is_named_in_the_package_or_in_a_file_of_ones_own(tmp_path: Pat
         ("", "profile"),
         ('[a]\nkapa = 1\nabout = ""', "kappa"),
         ('[a]\nkappa = 0\nabout = ""', "kappa"),
+        ('[a]\nkappa = 1\nbase_ms = 2\nabout = ""', "base_ms"),
+        ('[a]\nkappa = 1\nstep_ms = 2\nabout = ""', "step_ms"),
+        ('[a]\nabout = ""', "kappa"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=named):
