@@ -1,5 +1,7 @@
 """Plate and ball, with a goal that rests or goes round: physics, what is observed, and the expert."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -122,8 +124,7 @@ def test_a_ball_at_rest_where_the_goal_passes_has_not_caught_it() -> None:
 
 
 def test_a_chase_is_graded_by_how_near_the_ball_stayed() -> None:
-    env = CHASE.make(pace=0.0)
-    scores = {}
+    env, scores = cast(BallEnv, CHASE.make(pace=0.0)), {}
     for name, away in (("far", 0.2), ("near", 0.04), ("on it", 0.0)):
         env.reset(seed=0)
         for _ in range(ball.HOLD_STEPS):

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
+from specact.execution.schedule import Execution
+from specact.lab.tised.drivers import PolicyDriver
 from specact.lab.tised.equations import (
     age_s,
     chunk_s,
@@ -182,9 +184,13 @@ def test_hardware_ratios_follow_from_the_published_tables() -> None:
     assert ratios == pytest.approx([13.3, 9.5, 9.7], abs=0.06)
 
     def kappa(name: str) -> float:
-        return load_hardware(name)[1].kappa
+        return load_hardware(name)[1].kappa or 0.0
 
     assert kappa("agx-50w") == pytest.approx(float(np.median(ratios)), abs=0.05)
+    pi05 = load_hardware("pi05-rtx-4070")[1]
+    for steps, inference in PI05_INFERENCE_S.items():
+        driver = PolicyDriver("", Execution("synchronous", 1), steps=steps)
+        assert pi05.absolute_s(driver) == pytest.approx(inference, abs=0.001)
     assert kappa("vla-rtx-4070") * 0.004 == pytest.approx(PI05_INFERENCE_S[10], rel=0.01)
     # Delay [s] of the UR5e on the AGX at 30 W by steps; the least and the largest ratio of the AGX at 15 W.
     line = np.polyfit(list(PI05_INFERENCE_S), list(PI05_INFERENCE_S.values()), 1)

@@ -209,7 +209,7 @@ def test_every_lever_of_a_stored_bundle_has_stored_times() -> None:
         every = [setting for lever in levers for setting in settings_of(lever, subject)]
         times = stored_ms(every, loaded.fingerprint)
         assert times is not None and all(ms > 0.0 for parts in times.values() for ms in parts)
-    assert len(times) == 5 and times["window 1"] < times["window 5"]
+        assert len(times) == len(every)
     assert stored_ms(every, "0123") is None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -220,7 +220,7 @@ def _gate(about: str, gate: str, *, late: bool = False) -> Lever:
     return Lever(about, "pair", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, gate, late), shares=True)
 
 
-OVERLAPS: Mapping[Kind, str] = {
+OVERLAPS: dict[Kind, str] = {
     "naive": "naive asynchronous execution", "aligned": "aligned execution, by timestamp",
     "roll_forward": "roll-forward without fine-tuning: VLASH's policy is trained for it, this one is not",
     "inpainting": "inpainting (real-time chunking)",
