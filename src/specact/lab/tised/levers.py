@@ -251,7 +251,7 @@ LEVERS = {
         lambda subject: tuple(float(k) for k in range(_codes(subject).spec.target.history, 0, -1)), _windowed,
     ),
     **{
-        kind: Lever(
+        str(kind): Lever(
             f"{about}; actions that run during an inference", "policy", _up_to(lambda subject: subject.execute - 1),
             partial(_overlapped, kind),
         )

@@ -76,8 +76,8 @@ class HardwareProfile(Record, frozen=True, kw_only=True):
             ConfigError: if the profile cannot know it: it knows plain inferences of one policy alone.
         """
         assert self.base_ms is not None, "checked by its callers"
-        alone = isinstance(driver, PolicyDriver) and not isinstance(driver, SplitDriver)
-        if not alone or driver.files or driver.execution.kind == "inpainting":
+        whole = isinstance(driver, PolicyDriver) and not isinstance(driver, SplitDriver) and not driver.files
+        if not whole or not isinstance(driver, PolicyDriver) or driver.execution.kind == "inpainting":
             raise ConfigError(
                 "hardware with absolute times knows how long an inference of one policy takes, and not the parts of a "
                 "pair, of rounds, of guidance or of smaller networks; choose hardware with kappa for this lever"
