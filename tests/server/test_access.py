@@ -33,23 +33,21 @@ def events(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-WRONG_FILES = {
-    f"left {LEFT} more": "line 1", f"\n{LEFT}": "line 2", "left short": "16",
-    "left " + "\N{LOCK}" * 16: "ASCII", f"{'x' * 65} {LEFT}": "64",
-    f"left {LEFT}\nleft {RIGHT}": "left", f"left {LEFT}\nright {LEFT}": "right",
-    "# nobody\n": "0 tokens", "\xff": "cannot read",
-}  # fmt: skip
+WRONG_FILES = [
+    f"left {LEFT} more", LEFT, "left short", "left " + "\N{LOCK}" * 16, f"{'x' * 65} {LEFT}", f"\x1b[2J {LEFT}",
+    f"other {NEW}\nother {LEFT}", f"other {LEFT}\nleft {LEFT}", "# nobody\n", "\xff",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", WRONG_FILES)
 def test_a_file_that_is_wrong_is_refused_and_no_token_is_shown(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(text, encoding="latin-1" if text == "\xff" else "utf-8")
-    with pytest.raises(ConfigError, match=WRONG_FILES[text]) as refused:
+    with pytest.raises(ConfigError, match=f"line {len(text.splitlines())}" if LEFT in text else "token") as refused:
         read_tokens(tmp_path / "tokens")
     assert LEFT not in str(refused.value)
 
 
-def test_who_it_is_by_the_token_compared_with_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_it_is_by_the_token(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     with pytest.raises(ConfigError, match="tokens"):
         read_tokens(tokens)
@@ -71,11 +69,16 @@ def test_who_it_is_by_the_token_compared_with_each(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="tokens"):
         access.reload()
     assert access.caller({"authorization": f"Bearer {RIGHT}"}).name == "other"
-    compared = list[bytes]()
-    monkeypatch.setattr("hmac.compare_digest", lambda shown, held: compared.append(held))
-    with pytest.raises(WireError):
-        access.caller({"authorization": f"Bearer {LEFT}"})
-    assert len(compared) == 3
+
+
+def test_a_refusal_keeps_nothing_in_memory() -> None:
+    access = Access(COMMON, Address())
+    depths = set[int]()
+    for _ in range(5):
+        with pytest.raises(WireError) as refused:
+            access.caller({})
+        depths.add(len(refused.traceback))
+    assert len(depths) == 1
 
 
 def test_on_loopback_no_token_is_needed_and_a_server_that_others_can_reach_needs_one() -> None:
@@ -211,7 +214,7 @@ def test_a_certificate_is_used_and_read_again(tmp_path: Path, ball: Pair[Any]) -
                 assert b"200" not in plain.recv(1000)
             robot.ask(2, ball.parts.spec.target.zeros())
         assert server.stop() == 0
-        assert "the certificate of before stays in use" in server.output and "Traceback" not in server.output
+        assert "stays in use" in server.output and "Traceback" not in server.output
 
 
 def test_a_port_that_is_taken_is_said_and_every_address_of_ipv6_is_every_one_of_ipv4_too(doubling: Here) -> None:

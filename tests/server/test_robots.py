@@ -163,7 +163,7 @@ def test_health_metrics_and_status_say_what_happened(doubling: Here) -> None:
         wait_for(lambda: doubling.status()["robots"], "it is shown")
         [row] = doubling.status()["robots"]
         assert (row["name"], row["requests"], row["errors"]) == ("tester", 1, 1)
-        assert (row["sent"], row["accepted"], row["missed"]) == (0.5, 0.75, 1)
+        assert row["report"] == [10, 5, 1, 4, 3] and len(row["total_ms"]) == 1
     assert doubling.outcomes() == {("infer", "ok"): 1, ("infer", "expired"): 1}
     assert (doubling.http("/healthz")[0], doubling.http("/nothing")[0]) == (200, 404)
     for path in ("/?token=x", "/healthz", "/metrics", "/nothing"):

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tests.browser import Browser
@@ -20,9 +19,9 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 REQUESTS, P99 = 2, 9  # columns of the robots' table
 
 
-def pretend(browser: Browser, status: dict[str, Any]) -> None:
+def pretend(browser: Browser, status: bytes) -> None:
     """Opens the page without a server: this is what it hears."""
-    browser.page.add_init_script(f"window.fetch = async () => new Response({json.dumps(json.dumps(status))})")
+    browser.page.add_init_script(f"window.fetch = async () => new Response({json.dumps(status.decode())})")
     browser.open(PAGE)
     wait_for(lambda: browser.text("#age"), "numbers are shown")
 
@@ -106,13 +105,13 @@ def test_it_asks_for_the_token_or_takes_it_from_the_address(browser: Browser) ->
 
 
 def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:
-    telemetry = Telemetry("a-bundle-with-a-name-that-is-longer-than-the-screen-of-a-phone-is-wide")
+    telemetry = Telemetry("a-bundle-with-a-name-that-is-longer-than-the-screen-of-a-phone-is-wide", range(3))
     keys = [telemetry.connected(f"robot-{number}") for number in range(255)]
     keys.append(telemetry.connected("W" * 64))
     for place, key in enumerate(keys[10:]):
         telemetry.record_reply("infer", Reply(0, 0.1, 0.5, 1.0 + place, 1, bytearray()), key)
     telemetry.record_error("infer", "expired", keys[0])
-    pretend(phone, telemetry.status(queued=3, ready=True))
+    pretend(phone, telemetry.status(ready=True))
     assert phone.shows("Robots (256)")
     assert phone.shows("the deadline passed in the queue")
     assert column(phone, 0)[:3] == ["robot-0", "robot-1", "robot-2"], "numbers count as numbers"

@@ -1,5 +1,6 @@
 """What Prometheus is told: the same as from its own histograms, which take longer to count."""
 
+import json
 import math
 
 import prometheus_client
@@ -48,4 +49,4 @@ def test_every_metric_has_its_name_its_labels_and_its_value() -> None:
     assert math.isclose(value("specact_target_milliseconds_sum") or 0.0, 4.0)
     assert (value("specact_batch_size_bucket", le="2.0"), value("specact_batch_size_bucket", le="4.0")) == (1, 2)
     assert (value("specact_robots"), value("specact_queue")) == (1, 0)
-    assert telemetry.status(0, True)["outcomes"] == {"ok": 2, "bad_message": 1}
+    assert json.loads(telemetry.status(True))["outcomes"] == {"ok": 2, "bad_message": 1}

@@ -6,19 +6,12 @@ import random
 
 import pytest
 
-from specact.server.batcher import Job, Lane, Queue
+from specact.server.queue import Job, Lane, Queue
 from specact.wire.messages import Ask
 
 
-class Nobody:
-    """Who sent the requests, and does not wait for them."""
-
-    def finish(self, job: Job, outcome: object) -> None:
-        raise AssertionError("nothing is answered here")
-
-
 def job(lane: Lane, due: float = 1.0, arrived: float = 0.0) -> Job:
-    return Job(Ask("infer", 0, 1.0, (0, 0, 0, 0), bytearray()), lane, Nobody(), arrived, due)
+    return Job(Ask("infer", 0, 1.0, (0, 0, 0, 0), bytearray()), lane, arrived, due)
 
 
 def served(queue: Queue, cost: float = 1.0) -> Lane:
@@ -30,7 +23,7 @@ def served(queue: Queue, cost: float = 1.0) -> Lane:
 
 def filled(queue: Queue, *counts: int, due: float = 1.0) -> list[Lane]:
     """Lanes with so many requests each."""
-    lanes = [queue.lane() for _ in counts]
+    lanes = [Lane() for _ in counts]
     for lane, count in zip(lanes, counts, strict=True):
         for _ in range(count):
             queue.put(job(lane, due))
@@ -49,7 +42,7 @@ def test_what_waits_behind_others_of_its_robot_is_not_urgent_for_it() -> None:
     queue = Queue()
     filled(queue, *[50] * 20, due=60.0)
     queue.charge(queue.take(20, 5.0)[0], 1.0)
-    robot = queue.lane()
+    robot = Lane()
     queue.put(job(robot, due=5.15, arrived=5.1))
     assert robot in [taken.lane for taken in queue.take(5, 5.1)[0]]
 
@@ -74,7 +67,7 @@ def test_lanes_that_are_always_new_do_not_keep_an_old_one_waiting() -> None:
     # One a tenth of a second, each with a deadline as short: a deadline of a minute counts as one of a second.
     turns = []
     for number in range(50):
-        queue.put(job(queue.lane(), due=0.1 * number + 0.1, arrived=0.1 * number))
+        queue.put(job(Lane(), due=0.1 * number + 0.1, arrived=0.1 * number))
         turns.append(served(queue))
     assert old in turns[:15]
 
@@ -83,7 +76,7 @@ def test_lanes_that_are_always_new_do_not_keep_an_old_one_waiting() -> None:
 def test_whoever_waits_is_served_before_any_other_has_had_much_more(seed: int) -> None:
     """Random arrivals, costs and deadlines: a waiting lane falls behind by a bounded time."""
     rng, queue, clock = random.Random(seed), Queue(), 0.0
-    lanes, since = [queue.lane() for _ in range(6)], dict[int, float]()
+    lanes, since = [Lane() for _ in range(6)], dict[int, float]()
     for _ in range(2000):
         index = rng.choices(range(6), weights=(1, 1, 5, 20, 20, 20))[0]
         if len(lanes[index].jobs) < 4:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import ipaddress
+import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -17,15 +17,9 @@ from specact.errors import ConfigError, WireError
 from specact.records import Count, Record, check_fields
 from specact.wire.messages import ErrorCode
 
-MIN_TOKEN_CHARS = 16
-_MAX_NAME_CHARS, _MAX_TOKENS = 64, 10_000
-# Authorization scheme of openpi's client.
-_API_KEY = b"Api-Key "
-_UNAUTHORIZED = WireError(
-    ErrorCode.UNAUTHORIZED,
-    "the token is wrong or missing: SPECACT_TOKEN or --token-file must hold the same on both sides; a server without "
-    "one is asked by address or as localhost, and never from another site's page",
-)
+_MIN_CHARS = 16
+_LINE = re.compile(rf"(\S{{1,64}})\s+([!-~]{{{_MIN_CHARS},}})")
+_SCHEMES = ("Bearer", "Api-Key")  # the second is that of openpi's client
 
 
 class Address(Record, frozen=True):
@@ -52,31 +46,6 @@ class Address(Record, frozen=True):
         check_fields(self)
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs both a certificate and its key")
-
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def load_certificate(self, context: ssl.SSLContext | None = None) -> ssl.SSLContext | None:
-        """The context for TLS, or None without a certificate; a running server's has it as it is now.
-
-        Raises:
-            ConfigError: if the files cannot be used; a running server keeps its certificate.
-        """
-        if self.certificate is None:
-            return None
-        fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            # Into a new context first: half of a failed load would stay in the running one. Without a password OpenSSL
-            # would prompt on the terminal.
-            for target in (fresh, context or fresh):
-                target.load_cert_chain(self.certificate, self.key, password="")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot use {self.certificate} and {self.key} for TLS: {error}") from None
-        return context or fresh
 
 
 class Limits(Record, frozen=True):
@@ -105,8 +74,8 @@ def check_token(token: str) -> None:
     Raises:
         ConfigError: if it has fewer than 16 characters, or characters that are not printable ASCII.
     """
-    if len(token) < MIN_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"a token is one line of at least {MIN_TOKEN_CHARS} printable ASCII characters")
+    if len(token) < _MIN_CHARS or not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"a token is one line of at least {_MIN_CHARS} printable ASCII characters")
 
 
 def read_tokens(file: Path) -> dict[str, str]:
@@ -115,109 +84,115 @@ def read_tokens(file: Path) -> dict[str, str]:
     A line holds a name, white space, and the name's token; empty lines and those that start with ``#`` are skipped.
 
     Raises:
-        ConfigError: if the file cannot be read, or a line is not of this form, or a name or token occurs twice; the
-            message never holds a token.
+        ConfigError: if the file cannot be read or has no token, or a line is not of this form, or a name or token
+            occurs twice; the message never holds a token.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read tokens from {file}: {error}") from None
-    tokens: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
+    tokens = dict[str, str]()
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
             continue
-        if len(words) != 2 or len(words[0]) > _MAX_NAME_CHARS or not words[0].isprintable():
+        match = _LINE.fullmatch(line)
+        if match is None or not match[1].isprintable() or match[1] in tokens or match[2] in tokens.values():
             raise ConfigError(
-                f"{file}, line {number}: a line is a name of at most {_MAX_NAME_CHARS} printable characters, a space "
-                "and the name's token"
+                f"{file}, line {number}: a line is a name of at most 64 printable characters, a space and the name's "
+                f"token, of at least {_MIN_CHARS} printable ASCII characters; none of them occurs twice"
             )
-        name, token = words
-        try:
-            check_token(token)
-        except ConfigError as error:
-            raise ConfigError(f"{file}, line {number}: {error}") from None
-        if name in tokens or token in tokens.values():
-            raise ConfigError(f"{file}, line {number}: name or token of {name} occurs twice; give each robot its own")
-        tokens[name] = token
-    if not 0 < len(tokens) <= _MAX_TOKENS:
-        raise ConfigError(f"{file} holds {len(tokens)} tokens; it needs between 1 and {_MAX_TOKENS}")
+        tokens[match[1]] = match[2]
+    if not tokens:
+        raise ConfigError(f"{file} holds no token; each line is a name, a space and the name's token")
     return tokens
 
 
 @dataclass(frozen=True)
 class Caller:
-    """An authenticated caller, by the name of its token (None for the shared one, or none) and its credentials."""
+    """An authenticated caller: the name of its token, None for the shared one or none, and the token's digest."""
 
     name: str | None = None
-    credentials: bytes = field(default=b"", repr=False)
+    digest: bytes = b""
 
 
 class Access:
     """Authenticates requests by their headers: by a bearer token that all devices share, or by a file of tokens.
 
-    Without both, access is open.
+    Without both, access is open. ``tls`` is the context with the address' certificate, if it has one.
 
     Raises:
-        ConfigError: if token or file cannot be used, or other machines could connect without a token.
+        ConfigError: if token or files cannot be used, or other machines could connect without a token.
     """
 
     def __init__(self, token: str | None, address: Address) -> None:
         if token is not None:
             check_token(token)
-        self._token, self._tokens = token, address.tokens
+        self._token, self._address = token, address
         self._open = token is None and address.tokens is None
-        if self._open and not address.is_loopback():
+        if self._open and not getattr(_ip(address.host), "is_loopback", False):
             raise ConfigError(
                 f"{address.host} can be reached from other machines, so a token is needed: set SPECACT_TOKEN "
-                f"(at least {MIN_TOKEN_CHARS} characters), --token-file or --tokens, or bind to 127.0.0.1"
+                f"(at least {_MIN_CHARS} characters), --token-file or --tokens, or bind to 127.0.0.1"
             )
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if address.certificate else None
         self.reload()
 
     def reload(self) -> None:
-        """Reads the file again.
+        """Reads the files again.
 
         Raises:
-            ConfigError: if it cannot be used; the previous tokens stay valid.
+            ConfigError: if one cannot be used; the tokens, or the certificate, of before stay in use.
         """
-        named = {} if self._tokens is None else read_tokens(self._tokens)
-        if self._token in named.values():
-            raise ConfigError(f"{self._tokens} assigns the shared token to one robot; give each robot its own token")
-        pairs = [*named.items(), *([(None, self._token)] if self._token else [])]
-        self._callers = [Caller(name, f"Bearer {token}".encode()) for name, token in pairs]
+        tokens, certificate, key = self._address.tokens, self._address.certificate, self._address.key
+        named = {_digest(token): name for name, token in read_tokens(tokens).items()} if tokens else {}
+        shared = _digest(self._token) if self._token else b""
+        if shared in named:
+            raise ConfigError(f"{tokens} assigns the shared token to one robot; give each robot its own token")
+        names: dict[bytes, str | None] = {**named, shared: None}
+        self._callers = {digest: Caller(name, digest) for digest, name in names.items()}
+        if self.tls is None or certificate is None:
+            return
+        try:
+            # Into a new context first: half of a failed load would stay in the running one. Without a password OpenSSL
+            # would prompt on the terminal.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.tls):
+                context.load_cert_chain(certificate, key, password="")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot use {certificate} and {key} for TLS: {error}") from None
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The caller; takes constant time for every token.
+        """The caller; how long that takes tells nothing of a token, since digests are compared.
 
         Raises:
             WireError: ``unauthorized`` if the token is wrong or the origin is foreign.
         """
-        # Otherwise another site's page could reach a server on the user's loopback through the user's browser.
         origin, host = headers.get("origin"), headers.get("host", "")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise _UNAUTHORIZED
-        if self._open:
-            if not _is_address(host):
-                raise _UNAUTHORIZED
-            return Caller()
-        shown = headers.get("authorization", "").encode("utf-8", "surrogateescape")
-        if shown.startswith(_API_KEY):
-            shown = b"Bearer " + shown.removeprefix(_API_KEY)
-        # Each is compared, without an early exit.
-        matching = [caller for caller in self._callers if hmac.compare_digest(shown, caller.credentials)]
-        if not matching:
-            raise _UNAUTHORIZED
-        return matching[0]
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        caller = Caller() if self._open else self._callers.get(_digest(token))
+        # Otherwise another site's page could reach a server on the user's loopback through the user's browser: with its
+        # origin, or by a name of its own for the address.
+        foreign = origin is not None and origin not in (f"http://{host}", f"https://{host}")
+        rebound = self._open and _ip(re.sub(r":\d+$", "", host).strip("[]")) is None
+        if caller is None or foreign or rebound or not (self._open or scheme in _SCHEMES):
+            raise WireError(
+                ErrorCode.UNAUTHORIZED,
+                "the token is wrong or missing: SPECACT_TOKEN or --token-file must hold the same on both sides; a "
+                "server without one is asked by address or as localhost, and never from another site's page",
+            )
+        return caller
 
     def is_valid(self, caller: Caller) -> bool:
         """Whether its token is still valid."""
-        return self._open or caller in self._callers
+        return caller == self._callers.get(caller.digest)
 
 
-def _is_address(host: str) -> bool:
-    """Whether a Host header holds an address or localhost; any other name could be DNS rebinding."""
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is, or localhost; None for any other name."""
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name) is not None
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        return False
+        return None

@@ -1,16 +1,18 @@
-"""How many robots a server holds: its service time is fitted, and the queue simulated in virtual time."""
+"""How many robots a server holds: its service time is fitted, and its own queue run in virtual time."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import ceil, inf
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+
+from specact.server.queue import Job, Lane, Queue
+from specact.wire.messages import Ask
 
 # Intervals vary by this share of the period. The queue starts empty, so the first share of the time is not counted.
 _JITTER, _WARM_UP = 0.1, 0.2
@@ -61,7 +63,7 @@ def latencies(
     """Seconds from request to reply, infinite for the expired, and the index of the robot, of about so many requests.
 
     Robots ask at intervals that vary by up to a tenth, from random phases. When the target is free it takes at most
-    ``max_batch`` waiting requests, one of each robot, earliest deadline first; those past their deadline expire.
+    ``max_batch`` requests from a :class:`~specact.server.queue.Queue`, as the server does.
     """
     rates, deadlines = np.array([(demand.rate_hz, demand.deadline_s) for demand in demands]).T
     horizon_s = requests / rates.sum()
@@ -76,7 +78,7 @@ def latencies(
     # In overload the backlog is as long as the deadline, however slowly it grew.
     start = 0.0 if rates.sum() <= service.most_hz(max_batch) else deadlines.max()
     due = (arrivals + deadlines[robots]).tolist()
-    took = np.array(_queue(arrivals.tolist(), due, robots.tolist(), service, max_batch, start))
+    took = np.array(_serve(arrivals.tolist(), due, robots.tolist(), service, max_batch, start))
     return took[arrivals >= _WARM_UP * horizon_s], robots[arrivals >= _WARM_UP * horizon_s]
 
 
@@ -106,26 +108,20 @@ def capacity(demand: Demand, service: ServiceTime, max_batch: int, seed: int, al
     return few
 
 
-def _queue(at: Times, due: Times, robots: list[int], service: ServiceTime, most: int, now: float) -> Times:
+def _serve(at: Times, due: Times, robots: list[int], service: ServiceTime, most: int, now: float) -> Times:
     """Seconds to the reply of requests in the order of their arrival, infinite for the expired; busy until ``now``."""
-    took, arrived = [inf] * len(at), 0
-    lanes, heads = defaultdict[int, deque[int]](deque), list[tuple[float, int]]()
-    while arrived < len(at) or heads:
-        now = now if heads else max(now, at[arrived])
+    took, queue, arrived = [inf] * len(at), Queue(), 0
+    lanes = defaultdict[int, Lane](Lane)
+    while arrived < len(at) or queue:
+        now = now if queue else max(now, at[arrived])
         while arrived < len(at) and at[arrived] <= now:
-            (lane := lanes[robots[arrived]]).append(arrived)
-            if len(lane) == 1:
-                heappush(heads, (due[arrived], arrived))
+            ask = Ask("infer", arrived, 0.0, (0, 0, 0, 0), bytearray())
+            queue.put(Job(ask, lanes[robots[arrived]], at[arrived], due[arrived]))
             arrived += 1
-        turn, batch = list[int](), list[int]()
-        while heads and len(batch) < most:
-            turn.append(heappop(heads)[1])
-            batch += [request for request in turn[-1:] if due[request] >= now]
-        now += service.of(len(batch)) if batch else 0.0
-        for request in batch:
-            took[request] = now - at[request]
-        for request in turn:
-            (lane := lanes[robots[request]]).popleft()
-            if lane:
-                heappush(heads, (due[lane[0]], lane[0]))
+        if batch := queue.take(most, now)[0]:
+            seconds = service.of(len(batch))
+            queue.charge(batch, seconds)
+            now += seconds
+        for job in batch:
+            took[job.ask.id] = now - job.arrived
     return took

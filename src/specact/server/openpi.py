@@ -19,39 +19,35 @@ from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, Ask, F
 # Limits of an observation's keys.
 _MAX_DEPTH, _MAX_NAME_CHARS = 4, 128
 _RESET_DONE = "reset successful"
-# Messages that wait for the reply to an earlier one, and resets in a row.
+# Messages that were read at once and wait, and resets in a row.
 _MAX_WAITING = 64
 
 
 class OpenpiSession(Session):
-    """A connection in openpi's protocol; one observation at a time, because it has no ids.
+    """A connection in openpi's protocol, whose replies have no ids and come in the order of the messages.
 
     A client is pending until the first valid observation, or the right token.
     """
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service, max_jobs=1, max_waiting=1)
+        super().__init__(service, max_jobs=1, max_waiting=_MAX_WAITING)
         self._history = ObservationHistory(service.contract.observation)
-        self._episode = self._step = self._resets = 0
-        self._waiting: deque[bytes] = deque()
+        self._episode = self._step = self._asked = 0
+        # Resets since the last observation; and of those to confirm, how many observations are answered before.
+        self._resets, self._unconfirmed = 0, deque[int]()
 
     def begin(self) -> None:
         service, welcome = self.service, self.service.welcome
         if not openpi.serves_chunks(service.contract):
             raise bad(f"{welcome.family} are no actions; serve the target alone: specact serve {welcome.bundle}#target")
-        if self.caller.credentials:
+        if self.caller.digest:
             self.settle()
-        self.lane = service.register(self, "openpi")
+        service.register(self, "openpi")
         said = {"bundle": welcome.bundle, "fingerprint": welcome.target, "specact": welcome.version,
                 "max_message_bytes": welcome.max_message_bytes}  # fmt: skip
         self.send(openpi.encode(said | openpi.metadata(service.contract)))
 
     def handle(self, message: bytes, arrived: float) -> None:
-        if self.jobs:
-            if len(self._waiting) >= _MAX_WAITING:
-                raise bad(f"{_MAX_WAITING} messages wait for the reply to an earlier one; wait for it first")
-            self._waiting.append(message)
-            return
         fields = openpi.decode(message)
         endpoint = fields.get("endpoint", "infer")
         if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
@@ -61,14 +57,15 @@ class OpenpiSession(Session):
             self._episode, self._step, self._resets = self._episode + 1, 0, self._resets + 1
             if self._resets > _MAX_WAITING:
                 raise bad(f"{self._resets} resets without an observation in between")
-            self.send(_RESET_DONE)
+            self._unconfirmed.append(self._asked)
+            self._confirm(self._asked - len(self.jobs))
             return
         try:
             ask = self._ask(fields)
         except (ObservationError, ValueError) as error:
             raise bad(str(error)) from None
         self.settle()
-        self._resets = 0
+        self._resets, self._step, self._asked = 0, self._step + 1, ask.id
         self.submit(ask, arrived)
 
     def reply(self, answer: Reply | Failure) -> None:
@@ -78,15 +75,18 @@ class OpenpiSession(Session):
             return
         chunk = self.service.contract.kinds["infer"].reply.views(answer.arrays)[openpi.CHUNK]
         self.send(openpi.encode({"actions": chunk, "server_timing": {"infer_ms": answer.target_ms}}))
-        waiting, self._waiting = self._waiting, deque()
-        for message in waiting:
-            self.take(message)
+        self._confirm(answer.id)
 
     def explain(self, error: WireError) -> None:
         failure = self.service.failure(self, "openpi", error)
         # Before the metadata its client shows the close frame alone.
         if self.robot is not None:
             self.send(failure.message)
+
+    def _confirm(self, answered: int) -> None:
+        while self._unconfirmed and self._unconfirmed[0] <= answered:
+            self._unconfirmed.popleft()
+            self.send(_RESET_DONE)
 
     def _ask(self, message: Mapping[str, Any]) -> Ask:
         address = message.get("address", [0, 0, self._episode, self._step])
@@ -96,12 +96,12 @@ class OpenpiSession(Session):
         window = read_window(message, self.service.contract.observation, self._history)
         if len(window.instruction or "") > MAX_INSTRUCTION_CHARS:
             raise bad(f"a prompt has at most {MAX_INSTRUCTION_CHARS} characters")
-        self._step += 1
         arrays = self.service.contract.window.pack(window.arrays)
         # The protocol has no deadline.
-        return Ask("infer", self._step, MAX_DEADLINE_MS, tuple(address), arrays, instruction=window.instruction)
+        return Ask("infer", self._asked + 1, MAX_DEADLINE_MS, tuple(address), arrays, instruction=window.instruction)
 
 
+@np.errstate(over="ignore")  # numbers beyond float32 become infinite and are refused
 def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: ObservationHistory) -> Window:
     """The target's window from an openpi observation.
 
@@ -122,26 +122,19 @@ def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: Obse
             seen[name] = _channels_last(value, spec[name])
     instruction = message.get("prompt", message.get("instruction"))
     if all(getattr(seen.get(name), "shape", None) == field.window_shape for name, field in spec.fields.items()):
-        arrays = {name: _as_float32(seen[name], field) for name, field in spec.fields.items()}
         if spec.instruction and not isinstance(instruction, str):
             raise bad("the observation has no prompt; this policy needs one, as text")
+        arrays = {name: seen[name] if field.is_image else seen[name].astype(np.float32)
+                  for name, field in spec.fields.items()}  # fmt: skip
         return Window(arrays, instruction if spec.instruction else None)
     return history.push(seen if instruction is None else {**seen, "instruction": instruction})
 
 
-def _as_float32(value: Any, field: Field) -> Any:
-    if field.is_image or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        return value
-    # Numbers beyond float32 become infinite and are refused.
-    with np.errstate(over="ignore"):
-        return value.astype(np.float32)
-
-
 def _channels_last(value: Any, field: Field) -> Any:
-    if not field.is_image or not isinstance(value, np.ndarray) or value.ndim < 3:
+    if not field.is_image:
         return value
     height, width, channels = field.shape
-    first = value.shape[-3:] == (channels, height, width) != field.shape
+    first = getattr(value, "shape", ())[-3:] == (channels, height, width) != field.shape
     return np.moveaxis(value, -3, -1) if first else value
 
 

@@ -90,7 +90,7 @@ async def run(
 
     SIGHUP then reloads tokens and certificate. The target should be warmed up.
     """
-    tls = service.address.load_certificate()
+    tls, loop, stopping = service.access.tls, asyncio.get_running_loop(), asyncio.Event()
     server = await ws_create_server(
         partial(_route, service), sock=listener, backlog=_BACKLOG, ssl=tls,
         websocket_handshake_timeout=HELLO_TIMEOUT_S, ssl_handshake_timeout=HELLO_TIMEOUT_S if tls else None,
@@ -98,39 +98,25 @@ async def run(
         # Pings are answered within the limits of a session.
         enable_auto_pong=False, max_frame_size=service.contract.max_message_bytes,
     )  # fmt: skip
-    stopped = asyncio.Event()
-    loop, draining = asyncio.get_running_loop(), set[asyncio.Task[None]]()
-
-    async def drain() -> None:
-        await service.drain()
-        stopped.set()
 
     def stop() -> None:
-        if draining:
+        if stopping.is_set():
             # The second signal: do not wait.
             service.abandon()
-            stopped.set()
-        else:
-            draining.add(loop.create_task(drain()))
-
-    def reload() -> None:
-        service.reload()
-        try:
-            service.address.load_certificate(tls)
-        except ConfigError as error:
-            _log.error("the certificate of before stays in use: %s", error)
+        stopping.set()
 
     if signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         if tls or service.address.tokens or service.limits.access_log:
             # Without files to reload, SIGHUP keeps its default and ends the server.
-            loop.add_signal_handler(signal.SIGHUP, reload)
+            loop.add_signal_handler(signal.SIGHUP, service.reload)
     service.batcher.start()
     try:
         host, port = listener.getsockname()[:2]
         announce(f"{'wss' if tls else 'ws'}://{f'[{host}]' if ':' in host else host}:{port}")
-        await stopped.wait()
+        await stopping.wait()
+        await service.drain()
     finally:
         server.close()
         service.batcher.stop()
@@ -156,10 +142,10 @@ def _route(service: Service, request: WSUpgradeRequest) -> WSListener | WSUpgrad
 
 def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
     """The response to a request that opens no WebSocket."""
-    path, queued = request.path.partition(b"?")[0], len(service.batcher.queue)
+    path, ready = request.path.partition(b"?")[0], service.batcher.ready
     if path == b"/healthz":
-        body = msgspec.json.encode({"ready": service.batcher.ready, "bundle": service.welcome.bundle})
-        return _response(body, _JSON, HTTPStatus.OK if service.batcher.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        body = msgspec.json.encode({"ready": ready, "bundle": service.welcome.bundle})
+        return _response(body, _JSON, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
     if path == b"/":
         # The page holds no data; its requests need the token.
         return _response(_PAGE, "text/html; charset=utf-8")
@@ -171,8 +157,8 @@ def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
         service.log.write_refusal(path.decode(), error.code, None, str(error))
         return _refusal(error, HTTPStatus.UNAUTHORIZED)
     if path == b"/metrics":
-        return _response(service.telemetry.prometheus(queued), "text/plain; version=0.0.4")
-    return _response(msgspec.json.encode(service.telemetry.status(queued, service.batcher.ready)), _JSON)
+        return _response(service.telemetry.prometheus(), "text/plain; version=0.0.4")
+    return _response(service.telemetry.status(ready), _JSON)
 
 
 def _refusal(error: WireError, status: HTTPStatus) -> WSUpgradeResponse:
@@ -183,9 +169,7 @@ def _refusal(error: WireError, status: HTTPStatus) -> WSUpgradeResponse:
 def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> WSUpgradeResponse:
     headers = {"Content-Type": content_type, "Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff",
                "Cache-Control": "no-store"}  # fmt: skip
-    response: WSUpgradeResponse = (
-        WSUpgradeResponse.create_ok_response(body, headers)
-        if status < HTTPStatus.BAD_REQUEST
-        else WSUpgradeResponse.create_error_response(status, body, headers)
-    )
+    ok = status < HTTPStatus.BAD_REQUEST
+    make = WSUpgradeResponse.create_ok_response if ok else partial(WSUpgradeResponse.create_error_response, status)
+    response: WSUpgradeResponse = make(body, headers)
     return response

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ import numpy as np
 from specact import __version__
 from specact.errors import ConfigError, WireError
 from specact.server.access import Access, Address, Limits
-from specact.server.batcher import Batcher, Lane
-from specact.server.capacity import ServiceTime, missed
+from specact.server.batcher import Batcher
+from specact.server.capacity import Demand, ServiceTime, missed
+from specact.server.queue import Lane
 from specact.server.telemetry import AccessLog, Telemetry
 from specact.wire.exchange import Exchange
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Welcome
@@ -52,31 +52,31 @@ class Service:
             PROTOCOL, exchange.name, contract.fingerprint, __version__, contract.max_message_bytes, contract.family,
             {**contract.spec, **contract.stated}, contract.describe(),
         )  # fmt: skip
-        self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits.max_batch)
+        self.batcher = Batcher(exchange, self.limits.max_batch)
+        self.telemetry = Telemetry(exchange.name, self.batcher.queue)
         self.log = AccessLog(self.limits.access_log)
         self.abandoned = 0
         self.sessions: set[Session] = set()
-        self._per_host: Counter[str] = Counter()
         self._lanes: dict[str, Lane] = {}
 
     def join(self, session: Session, headers: Mapping[str, str]) -> None:
         """Takes a new connection, or refuses it (WireError)."""
         self.sessions.add(session)
-        self._per_host[session.host] += 1
         session.caller = self.access.caller(headers)
         self.check_room(session)
 
-    def check_room(self, session: Session) -> None:
+    def check_room(self, session: Session, demand: Demand | None = None) -> None:
         """Refuses a robot (WireError) if the server is shutting down, or full, or too slow for it and those present."""
         if not self.batcher.ready:
             raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-        if self._per_host[session.host] > self.limits.max_per_address:
-            self._make_room(session, [other for other in self.sessions if other.host == session.host])
+        neighbours = [other for other in self.sessions if other.host == session.host]
+        if len(neighbours) > self.limits.max_per_address:
+            self._make_room(session, neighbours)
         if len(self.sessions) > self.limits.max_robots:
             self._make_room(session, self.sessions)
-        if (demand := session.demand) is None:
+        if demand is None:
             return
-        present = [other.demand for other in self.sessions if other.demand is not None and other.lane is not None]
+        present = [other.demand for other in self.sessions if other.demand is not None]
         service = ServiceTime.fit({size: times for size, times in self.batcher.times.items() if times})
         share = missed([*present, demand], service, self.limits.max_batch, np.random.default_rng(len(present)))
         if share > MAX_MISSED:
@@ -99,25 +99,21 @@ class Service:
         longest.refuse(overloaded("another robot came, and this connection was idle for longest"))
         self.leave(longest)
 
-    def register(self, session: Session, name: str) -> Lane:
-        """Puts a robot on the status page, by its token's name if it has one; returns its queue, one for each token."""
+    def register(self, session: Session, name: str) -> None:
+        """Puts a robot on the status page, by its token's name if it has one; its queue is that of its token."""
         key = session.caller.name
         session.robot = self.telemetry.connected(key or name)
         self.log.write("connected", peer=session.address, robot=session.robot.name)
-        lane = self.batcher.queue.lane()
-        return lane if key is None else self._lanes.setdefault(key, lane)
+        session.lane = Lane() if key is None else self._lanes.setdefault(key, Lane())
 
     def leave(self, session: Session) -> None:
         """A connection has ended; idempotent."""
-        if session not in self.sessions:
-            return
-        self.sessions.remove(session)
-        self._per_host -= Counter((session.host,))
-        if (robot := session.robot) is not None:
+        if session in self.sessions and (robot := session.robot) is not None:
             self.telemetry.robots.remove(robot)
             seconds = round(time.monotonic() - robot.since, 3)
             totals = {"requests": robot.requests, "errors": robot.errors, "seconds": seconds}
             self.log.write("disconnected", peer=session.address, robot=robot.name, **totals)
+        self.sessions.discard(session)
 
     def failure(self, session: Session, kind: str, error: Exception, identity: int | None = None) -> Failure:
         """The reply to a request that failed, recorded in telemetry and log; internal errors are not disclosed."""
@@ -130,11 +126,11 @@ class Service:
         return Failure(identity, ErrorCode(error.code), str(error))
 
     def reload(self) -> None:
-        """Reloads the tokens; robots whose token was removed are disconnected."""
+        """Reads tokens and certificate again; robots whose token was removed are disconnected."""
         try:
             self.access.reload()
         except ConfigError as error:
-            _log.error("the tokens of before stay valid: %s", error)
+            _log.error("what was read before stays in use: %s", error)
         for session in [session for session in self.sessions if not self.access.is_valid(session.caller)]:
             self._lanes.pop(session.caller.name or "", None)
             session.refuse(WireError(ErrorCode.UNAUTHORIZED, "this token is no longer valid"))
@@ -142,13 +138,16 @@ class Service:
     async def drain(self) -> None:
         """Refuses new requests and waits for those in flight, for at most ``drain_s`` seconds; then abandons them."""
         self.batcher.ready, until = False, time.monotonic() + self.limits.drain_s
-        while self.batcher.jobs and time.monotonic() < until:
+        while any(session.jobs for session in self.sessions) and time.monotonic() < until:
             await asyncio.sleep(0.005)
         self.abandon()
 
     def abandon(self) -> None:
         """Answers the requests still in flight with ``shutting_down``; so there is nothing left to drain."""
-        self.abandoned += self.batcher.abandon()
+        for job in [job for session in self.sessions for job in session.jobs]:
+            self.abandoned += 1
+            job.wanted = False
+            job.finish(job, WireError(ErrorCode.SHUTTING_DOWN, "the server stopped before the target answered"))
 
     def close(self) -> None:
         """Closes all connections, and the log."""

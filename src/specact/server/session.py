@@ -10,8 +10,8 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from specact.errors import WireError
 from specact.server.access import Caller
-from specact.server.batcher import Job, Lane
 from specact.server.capacity import Demand
+from specact.server.queue import Job, Lane, Outcome
 from specact.server.service import Service
 from specact.server.telemetry import Robot
 from specact.wire.messages import Ask, ErrorCode, Failure, Reply, bad, check_terms, encode, read_ask, read_hello
@@ -75,9 +75,9 @@ class Session(WSListener, ABC):
         self._transport, self._socket = transport, transport.underlying_transport
         self.host, port = (self._socket.get_extra_info("peername") or ("?", 0))[:2]
         self.address = f"{self.host}:{port}"
+        self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._expire)
         try:
             self.service.join(self, transport.request.headers)
-            self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._expire)
             self.begin()
         except WireError as error:
             self.refuse(error)
@@ -107,7 +107,7 @@ class Session(WSListener, ABC):
         self.settle()
         self._closing = True
         for job in self.jobs:
-            self.service.batcher.cancel(job)
+            job.wanted = False
         self.jobs.clear()
         self.service.leave(self)
 
@@ -122,7 +122,7 @@ class Session(WSListener, ABC):
     @property
     def pending(self) -> bool:
         """Whether the peer has not shown yet that it belongs here."""
-        return self.lane is None or self._timer is not None
+        return self._timer is not None
 
     def settle(self) -> None:
         """The peer has shown that it belongs here."""
@@ -140,13 +140,13 @@ class Session(WSListener, ABC):
         assert self.lane is not None, "otherwise there are no requests"
         if len(self.jobs) >= self._max_waiting:
             raise bad(f"{len(self.jobs)} requests of this connection wait; wait for replies first")
-        job = Job(ask, self.lane, self, arrived, arrived + ask.deadline_ms / 1e3)
+        job = Job(ask, self.lane, arrived, arrived + ask.deadline_ms / 1e3, self._finish)
         self.jobs.add(job)
         if len(self.jobs) == self._max_jobs:
             self._socket.pause_reading()
         self.service.batcher.submit(job)
 
-    def finish(self, job: Job, outcome: Reply | WireError) -> None:
+    def _finish(self, job: Job, outcome: Outcome) -> None:
         self.jobs.discard(job)
         if isinstance(outcome, WireError):
             self.reply(self.service.failure(self, job.ask.kind, outcome, job.ask.id))
@@ -238,10 +238,12 @@ class RobotSession(Session):
         service, hello = self.service, read_hello(message)
         if hello.family is not None or hello.spec:
             check_terms(service.contract, hello.family, hello.spec)
+        demand = None
         if hello.rate_hz is not None and hello.deadline_ms is not None:
-            self.demand = Demand(hello.rate_hz, hello.deadline_ms / 1e3)
+            demand = Demand(hello.rate_hz, hello.deadline_ms / 1e3)
         # Checked again: the server may have become full, or the token invalid, before the hello arrived.
-        service.check_room(self)
+        service.check_room(self, demand)
+        self.demand = demand
         self.settle()
-        self.lane = service.register(self, hello.robot)
+        service.register(self, hello.robot)
         self.send(encode(service.welcome))
