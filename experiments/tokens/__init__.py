@@ -72,17 +72,22 @@ DRAWN = tuple(label for label in MAIN if not label.startswith(("exact", "one lay
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """Of every policy success in closed loop, gain on the target's path, and other policies; then gates."""
+    """Of every policy each method in closed loop, gain on the target's path, and other policies; then gates.
+
+    A method is a cell, with the controls at its rate, so that a changed one runs alone: ``--only '*/methods/kerv*'``.
+    """
     for bundle, (shard, on_path, draft) in POLICIES.items():
-        names: tuple[str, ...] = (*SYSTEMS, *DRAFTED) if draft else SYSTEMS
-        # Of relocate's hand nothing is a gripper, so that a strict one changes nothing.
-        names = tuple(name for name in names if not (name == "specvla_uniform" and bundle.startswith("relocate")))
-        # heisd_similar verifies as many inferences as the fixed pattern.
-        evaluation = Evaluation(
-            bundle, None, tuple(METHODS[name] for name in names), 200, seed=run.seed, shard=shard, draft=draft,
-            rate=1.0 / 3.0,
-        )  # fmt: skip
-        yield Cell(f"{bundle}/summary", partial(with_outcomes, evaluation))
+        names = (*SYSTEMS, *DRAFTED) if draft else SYSTEMS
+        for name in names:
+            # Of relocate's hand nothing is a gripper, so that a strict one changes nothing.
+            if METHODS[name].rate_of in names or (name == "specvla_uniform" and bundle.startswith("relocate")):
+                continue
+            ran = [METHODS[name], *(METHODS[other] for other in names if METHODS[other].rate_of == name)]
+            # heisd_similar verifies as many inferences as the fixed pattern.
+            evaluation = Evaluation(
+                bundle, None, tuple(ran), 200, seed=run.seed, shard=shard, draft=draft, rate=1.0 / 3.0
+            )
+            yield Cell(f"{bundle}/methods/{name}", partial(with_outcomes, evaluation))
         yield Cell(f"{bundle}/gain", partial(gain, bundle, on_path))
         if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
             yield Cell(f"{bundle}/others", partial(others, bundle, shard))
@@ -103,6 +108,22 @@ def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, A
         for method in summary["methods"]
     }
     return summary | {"outcomes": found}
+
+
+def joined(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods of several cells, in the order of the page, and the contrasts of their outcomes."""
+    metrics = {name: row for cell in cells.values() for name, row in cell["methods"].items()}
+    won = {name: arrays(of) for cell in cells.values() for name, of in cell["outcomes"].items()}
+    ran = [name for name in METHODS if name in metrics]
+    return {
+        "methods": {name: metrics[name] for name in ran},
+        "contrasts": contrasts([METHODS[name] for name in ran], {name: won[name] for name in ran}),
+    }
+
+
+def arrays(of: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    """The stored outcomes of a method, by end point."""
+    return {point: np.array(values) for point, values in of.items()}
 
 
 def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -131,7 +152,8 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
         evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
     found = {"success": success, "time": times(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()})}
-    return compared(run.result(f"{bundle}/summary")["outcomes"], found, RIVALS[bundle])
+    cells = (run.result(f"{bundle}/methods/{name}")["outcomes"] for name in RIVALS[bundle])
+    return compared({name: of for cell in cells for name, of in cell.items()}, found, RIVALS[bundle])
 
 
 def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:
@@ -163,18 +185,19 @@ def compared(of: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[s
 def report(results: Results) -> Report:
     """Success, time and passes of every decoding on every policy, and three families of contrasts."""
     gains = {name: found["gain"]["decodings"] for name, found in results.items()}
-    methods = {name: found["summary"]["methods"] for name, found in results.items()}
+    summaries = {name: joined(found["methods"]) for name, found in results.items()}
+    methods = {name: found["methods"] for name, found in summaries.items()}
     others = {
         name: {label: {"success": vars(wilson(*won)), "time": found["others"]["time"].get(label)}
                for label, won in found["others"]["success"].items()}
         for name, found in results.items()
     }  # fmt: skip
     gated = results["metaworld-tokens"]["gated"]
-    won = {method: {point: np.array(of[point]) for point in of} for method, of in gated["outcomes"].items()}
-    scored = {name: of for name, of in results.items() if not name.startswith("metaworld")}
+    won = {method: arrays(of) for method, of in gated["outcomes"].items()}
+    scored = {name: of for name, of in summaries.items() if not name.startswith("metaworld")}
     tests = {
-        "contrasts": [row for name, of in results.items() for row in under(name, of["summary"]["contrasts"])],
-        "scores": [row for name, of in scored.items() for row in under(name, of["summary"]["contrasts"], "score")],
+        "contrasts": [row for name, of in summaries.items() for row in under(name, of["contrasts"])],
+        "scores": [row for name, of in scored.items() for row in under(name, of["contrasts"], "score")],
         "policies": [row for name, of in results.items() for row in under(name, largest_p(of["others"]["contrasts"]))],
         "gates": under("metaworld-tokens, before Spec-VLA", contrasts(map(load_method, won), won)),
     }
@@ -221,7 +244,7 @@ def report(results: Results) -> Report:
             "| {unverified:.2f} | {passes:.2f} | {accepted_per_pass:.2f} | {compensated:.2f} | {tolerance:.1f?} "
             "| {tail_error}",
             [{"policy": name, **row, "unverified": 1.0 - row["transmission_rate"]}
-             for name, of in results.items() for row in methods_of(of["summary"])],
+             for name, of in summaries.items() for row in methods_of(of)],
         ),
         Table("other-policies", "Policies beside decodings: success in 200 episodes, time of greedy decoding's.",
               "policy | method | success | time", "{policy} | {name} | {success:ci2} | {time:ci3}",

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.grid import Run
+from experiments.tokens import POLICIES, joined, plan
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from msgspec import structs
@@ -52,6 +54,31 @@ def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     summary = evaluate(what, run, quiet, Pool(1))
     assert tuple(summary["methods"]) == RAN and summary["link"] == "none", "times are measured"
     return run
+
+
+def test_a_method_is_a_cell_and_what_runs_at_its_rate_is_with_it(tmp_path: Path) -> None:
+    ran = {cell.name: [method.name for method in cell.work.args[0].resolved]  # type: ignore[attr-defined]
+           for cell in plan(Run(tmp_path)) if "/methods/" in cell.name}  # fmt: skip
+    for policy in POLICIES:
+        methods = [name for cell, names in ran.items() if cell.startswith(f"{policy}/") for name in names]
+        assert len(set(methods)) == len(methods) > 20
+    assert ran["kitchen-tokens/methods/heisd_fixed"] == ["heisd_fixed", "heisd_fixed_random"]
+    assert all(METHODS[names[0]].rate_of is None and cell.endswith(f"/{names[0]}") for cell, names in ran.items())
+
+
+def test_contrasts_are_of_the_outcomes_of_all_cells() -> None:
+    """Of one that ran again, the new ones."""
+
+    def cell(name: str, *won: int) -> dict[str, Any]:
+        return {"methods": {name: {"rate": sum(won)}}, "outcomes": {name: {"success": won, "score": won}}}
+
+    cells = {"specvla": cell("specvla", 1, 0, 1, 1), "ar": cell("ar", 1, 1, 1, 1)}
+    found = joined(cells)
+    assert list(found["methods"]) == ["ar", "specvla"], "in the order of the page"
+    (row,) = found["contrasts"]
+    assert (row["first"], row["second"], row["success"]["difference"]) == ("specvla", "ar", -0.25)
+    again = joined(cells | {"ar": cell("ar", 0, 0, 0, 0)})
+    assert again["contrasts"][0]["success"]["difference"] == 0.75
 
 
 def steps(out: Path, method: str) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ _SAME = {
     "draft": ("block", "last"), "adahi": ("late adahi", "flash", "specvla", "late"),
     "random": ("flash_shuffled",), "head_draft": ("head as draft", "distilled", "regression"),
     "hybrid": ("asynchronous", "aligned"), "learned_action": ("kerv",), "plain_random": ("unchecked",),
-    "uncertainty": ("heisd_similar", "freqcache", "flash_fitted"),
+    "uncertainty": ("heisd_similar", "heisd_fixed", "freqcache", "flash_fitted"),
 }  # fmt: skip
 _METHODS |= {other: _METHODS[name] for name, others in _SAME.items() for other in others}
 _SPARE = (Style("#44aa99", "d"), Style("#cc6677", ">"), Style("#5d4e9c", "8"), *_METHODS.values())
