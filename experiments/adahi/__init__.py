@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from experiments.adahi import tables
 from experiments.adahi.tables import PAIRS
+from experiments.adahi.thresholds import thresholds
 from experiments.grid import Cell, Run, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import METHODS as GENERAL
@@ -90,6 +92,8 @@ def plan(run: Run) -> Iterator[Cell]:
     for number in range(max(map(len, by_pair))):
         for name, evaluation in (cells[number] for cells in by_pair if number < len(cells)):
             yield evaluation_cell(name, evaluation, None)
+    for pair in PAIRS:
+        yield Cell(f"thresholds/{pair}", partial(thresholds, pair))
 
 
 def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:

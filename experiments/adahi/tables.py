@@ -39,7 +39,10 @@ Study = Mapping[tuple[str, str], Metrics]
 
 def study_of(results: Mapping[str, Any]) -> Study:
     """The summary of every run, by bundle and run."""
-    return {(bundle, run): summary for bundle, runs in results.items() for run, summary in runs.items()}
+    return {
+        (bundle, run): summary for bundle, runs in results.items() if bundle != "thresholds"
+        for run, summary in runs.items()
+    }  # fmt: skip
 
 
 def on_of(bundle: str, run: str, summary: Metrics) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from msgspec import structs
@@ -18,7 +18,7 @@ from specact.cli.options import ConfigFile, Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import ConfigError, unknown_name
 from specact.files import check_folder
-from specact.gates.calibration import Calibration
+from specact.gates.calibration import TOLERANCE, Calibration
 from specact.gates.learned import TRAINING, head_file, trained_for
 from specact.gates.settings import CALIBRATED, LEARNED, GateSettings, check_options, gate_settings, load_gate
 from specact.pair import Pair
@@ -37,6 +37,9 @@ class GateOptions(Options):
     gate: str = "adahi"  # adahi, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE
     gate_options: tuple[str, ...] = ()  # parameters of the gate, NAME=VALUE, such as alpha=0.3 or max_skips=4
     rate: InsideUnit = 0.6  # wanted share of inferences that ask the target
+    # the score's quantile at that rate; or, as ADAHI writes it, from how rejections are distributed (r_th) through a
+    # linear or logarithmic fit of them over the score
+    threshold: Literal["quantile", "linear", "logarithmic"] = "quantile"
     rounds: Count = 4  # thresholds that are tried, each on the states that the one before leads to
     seed: Seed = 0  # random seed
     retrain: bool = False  # train a learned gate again, even if the pair has one
@@ -85,15 +88,14 @@ class GateOptions(Options):
 
     def _lines(self, made: Calibration) -> Iterator[str]:
         """The threshold, and what the scores say of rejections, or of the distance to the target."""
-        from specact.lab.evaluation.calibrate import TOLERANCE
-
         model, told = made.model, ("spearman", "auroc", "linear", "logarithmic")
         yield f"{self.gate} at rate {self.rate:g}: threshold {made.settings.threshold:.4g}"
         yield from lines_of({"held out": made.held_out} | {name: model.get(name) for name in told})
         if "linear" in model and model["linear"]["slope"] < 0:
             remark("the slope is negative: this gate asks where the target would have accepted the draft", warn=True)
         if abs(made.held_out["rate"] - self.rate) > TOLERANCE:
-            remark(f"this is more than {TOLERANCE} from the wanted rate; use more episodes or --rounds", warn=True)
+            more = "more episodes or --rounds" if self.threshold == "quantile" else "--threshold quantile"
+            remark(f"this is more than {TOLERANCE} from the wanted rate; use {more}", warn=True)
 
     def _folder(self, pair: Pair[Any]) -> Path:
         return self.out or Path(pair.path or ".") / "calibration"
@@ -118,12 +120,13 @@ class Calibrate(GateOptions):
         from specact.lab.rollout.pool import Pool
 
         pair = self.load()
-        world, total = self.env or env_of(pair.env), self.episodes * (self.rounds + 2)
+        world, rounds = self.env or env_of(pair.env), self.rounds if self.threshold == "quantile" else 0
+        total = self.episodes * (rounds + 2)
         with progress_bars() as update, Pool(self.workers) as pool:
             collect = collector(self.lessons or 100_000, pool, update, world, training_folder(pair) / "frames")
             made = calibrate(
                 pair, self.settings(pair, collect, update), self.rate, episodes=self.episodes, rounds=self.rounds,
-                seed=self.seed, env=world, pool=pool,
+                seed=self.seed, env=world, pool=pool, threshold=self.threshold,
                 advance=lambda done: update(f"calibrating {self.gate}", done, total),
             )  # fmt: skip
         self.report(pair, made)
@@ -183,7 +186,10 @@ class OfflineCalibrate(GateOptions):
                 )
 
             gate = self.settings(pair, collect, update, rounds=1)
-            made = calibrate_offline(pair, gate, self.rate, held_out, pool, update, rounds=self.rounds, seed=self.seed)
+            made = calibrate_offline(
+                pair, gate, self.rate, held_out, pool, update,
+                rounds=self.rounds, seed=self.seed, threshold=self.threshold,
+            )  # fmt: skip
         self.report(pair, made)
 
 

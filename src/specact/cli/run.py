@@ -18,9 +18,9 @@ from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
-from specact.gates.calibration import deciding_gate, find_calibration
+from specact.gates.calibration import RateCheck, deciding_gate, find_calibration
 from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
-from specact.gates.settings import UNRATED
+from specact.gates.settings import UNRATED, load_gate
 from specact.interrupts import Interrupts
 from specact.pair import Pair, Verifier
 from specact.policy import SpeculativePolicy
@@ -99,6 +99,10 @@ class Run(Options):
         budget = None if self.hold is None else read_budget(self.hold, pair, 1.0 / chunk_s)
         gate = deciding_gate(pair, self.gate, rate, budget, details.gate_options)
         gate.audit_rate = details.audit_rate
+        watched = budget is None and load_gate(self.gate).calibrated
+        check = RateCheck(self.gate, rate, find_calibration(pair, self.gate, rate)) if watched else None
+        if check is not None and check.told:
+            remark(check.told, warn=True)
         audits = audits_of(pair, self.gate, rate, budget) if details.audit_rate else None
         # What a latency leaves room for is not known before.
         share = 1.0 if budget is None or isinstance(budget, LatencyBudget) else budget.rate
@@ -110,6 +114,8 @@ class Run(Options):
         client.report = policy.counts
 
         def note(tick: Tick) -> None:
+            if check is not None and tick.record is not None and check.take(tick.record.decision):
+                remark(check.told, warn=True)
             if audits is not None and tick.record is not None and audits.take(tick.record) and audits.alarm is not None:
                 remark(
                     f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "

@@ -1,7 +1,7 @@
 """A gate's threshold for a transmission rate, and the calibration file that stores it beside the weights.
 
-With an increasing rejection model ``r = f(D)``, ADAHI's equations 9 and 10 give the (1 - rho) quantile of the score as
-the threshold for a rate rho; the quantile is used here.
+The threshold for a rate rho is the (1 - rho) quantile of the score: ADAHI's equations 9 and 10 where the rejection
+probability is an increasing function of the score; :mod:`specact.lab.evaluation.calibrate` has them as written, too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from numpy.typing import NDArray
 from specact.bundle.manifest import MAX_JSON_BYTES, read_part
 from specact.errors import BundleError, ConfigError
 from specact.files import file_stem, write_json
+from specact.gates.audit import RunningMean
 from specact.gates.controller import Controller, RateBudget, threshold_of
 from specact.gates.gate import Gate
 from specact.gates.learned import calibrate_command
 from specact.gates.settings import OLD_NAMES, GateSettings, check_options, gate_settings, load_gate
 from specact.pair import Pair
 from specact.records import read_json
+from specact.types import Decision
+
+# A rate that differs by more from the wanted one is missed.
+TOLERANCE = 0.03
 
 
 def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
@@ -134,6 +139,38 @@ def calibrated_gate(bundle: Pair[Any], gate: str, rate: float) -> Gate:
         return calibration.settings.build(bundle)
     except (ValueError, KeyError, TypeError) as error:  # values of types that no gate has
         raise _damaged(Path(file_name(gate, rate, calibration.decoding)), error) from None
+
+
+class RateCheck:
+    """Whether a gate asks as often as its calibration for a rate promises: ``told`` says once that it does not.
+
+    First by the calibration's own held-out rate, then by a confidence sequence of the decisions, audits aside, which
+    may be looked at after every one; states that the calibration did not see are a usual cause.
+    """
+
+    def __init__(self, gate: str, rate: float, calibration: Calibration | None) -> None:
+        self.gate, self.rate, self.told = gate, rate, ""
+        self._mean = RunningMean()
+        held_out = rate if calibration is None else calibration.held_out.get("rate", rate)
+        if abs(held_out - rate) > TOLERANCE:
+            self._tell(f"{held_out:.2f} when it was calibrated")
+
+    def take(self, decision: Decision) -> bool:
+        """Adds a decision; True if it shows that the rate is missed, unless that was told before."""
+        if self.told:
+            return False
+        self._mean.take(float(decision.transmit and decision.reason != "audit"))
+        found = self._mean.estimate()
+        if found.low <= self.rate + TOLERANCE and found.high >= self.rate - TOLERANCE:
+            return False
+        self._tell(f"{found.mean:.2f} in {found.count} inferences")
+        return True
+
+    def _tell(self, achieved: str) -> None:
+        self.told = (
+            f"the gate {self.gate!r} misses its rate of {self.rate:g}: it asked at {achieved}; hold the rate online "
+            f"with --hold {self.rate:g}, or calibrate on such states"
+        )
 
 
 def _damaged(path: Path, error: Exception) -> BundleError:

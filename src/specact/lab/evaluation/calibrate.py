@@ -1,6 +1,7 @@
 """The gates of an evaluation: thresholds for a rate, found where the gate leads, and random gates at a rival's rate.
 
-A calibration says how well the gate's score predicts the target's rejection (ADAHI, equation 6).
+A calibration says how well the gate's score predicts the target's rejection (ADAHI, equation 6). A threshold is the
+quantile of the score, or what ADAHI's equations 9 and 10 give as written, see :func:`fitted_threshold`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from specact.errors import ConfigError
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateSettings, gate_settings, load_gate
 from specact.lab.envs import env_of
@@ -28,7 +30,8 @@ from specact.records import Count, InsideUnit, Seed, validated
 from specact.systems.flash import Rounds
 from specact.types import Decision, Floats
 
-TOLERANCE = 0.03
+Threshold = Literal["quantile", "linear", "logarithmic"]
+
 _SHARD = 10  # episodes that run in one batch
 # Default inferences per episode of a random gate: so many that the first one is negligible.
 _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
@@ -38,7 +41,7 @@ _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 def calibrate(
     pair: Pair[Any], gate: str | GateSettings, rate: InsideUnit, *, episodes: Count = 40, rounds: Count = 4,
     seed: Seed = 0, method: Method = HYBRID, env: str | None = None, pool: Pool | None = None,
-    advance: Callable[[int], None] = lambda done: None,
+    advance: Callable[[int], None] = lambda done: None, threshold: Threshold = "quantile",
 ) -> Calibration:  # fmt: skip
     """Finds a gate's threshold for a transmission rate, see :func:`find_threshold`, errors too.
 
@@ -46,7 +49,7 @@ def calibrate(
     states it later sees. The gate is a name, with the options that the pair recommends, or settings without a
     threshold; ``method`` is how the pair drafts, and verifies where the gate asks for it. ``env`` is the pair's own if
     not given; without a ``pool`` all runs in this process. ``advance`` is told the episodes finished of
-    ``episodes * (rounds + 2)``.
+    ``episodes * (rounds + 2)``, or of two rounds where ``threshold`` names a fit.
     """
     settings = gate_settings(gate, pair) if isinstance(gate, str) else gate
     world, finished = env or env_of(pair.env), 0
@@ -63,8 +66,9 @@ def calibrate(
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
-        found = find_threshold(settings, rate, rounds, roll)
-    made_by = {"env": world, "rate": rate, "episodes": episodes, "rounds": rounds, "seed": seed, "shard": _SHARD}
+        found = find_threshold(settings, rate, rounds, roll, threshold)
+    made_by = {"env": world, "rate": rate, "episodes": episodes, "rounds": rounds, "seed": seed, "shard": _SHARD,
+               "threshold": threshold}  # fmt: skip
     return found.calibration(pair, rate, episodes, made_by, method.decoding or pair.source.decoding)
 
 
@@ -122,12 +126,16 @@ def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
     return EpisodeRange.CALIBRATION.episodes(episodes, number * episodes)
 
 
-def find_threshold(gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], Table]) -> Found:
+def find_threshold(
+    gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], Table],
+    threshold: Threshold = "quantile",
+) -> Found:  # fmt: skip
     """Finds the threshold at which a gate holds a rate on the states it leads to: a gate shifts the states it sees.
 
     The first round transmits everything and reads the scores on the target's own states. Every further round tries a
     threshold on the states it leads to, and the next one is chosen from what all of them achieved. A rate that the
-    gate's limit on skips does not allow is a :exc:`ConfigError`.
+    gate's limit on skips does not allow is a :exc:`ConfigError`. With a fit as ``threshold``, the first round alone
+    gives :func:`fitted_threshold`, errors too.
 
     Args:
         gate, rate, rounds: without its threshold; wanted, in (0, 1); thresholds to try, at least 1.
@@ -136,6 +144,13 @@ def find_threshold(gate: GateSettings, rate: float, rounds: int, roll: Callable[
     """
     gate.check_rate(rate)
     settings, scores, tried = replace(gate, threshold=-np.inf), np.empty(0), list[Round]()
+    if threshold != "quantile":
+        steps = roll(settings, 0)
+        if "rejection_0" not in steps:
+            raise ConfigError(f"a {threshold} fit needs rejections of action codes; for this pair use the quantile")
+        known = (steps[name][free_steps(steps)] for name in ("score", "rejection_0"))
+        settings = replace(gate, threshold=fitted_threshold(*known, rate, threshold))
+        return Found(settings, [], roll(settings, rounds + 1))
     for number in range(rounds + 1):
         table = roll(settings, number)
         free, sent = free_steps(table), table["transmitted"]
@@ -260,6 +275,21 @@ class Fit:
     shift: float
     r2: float
 
+    def inverse(self, rejection: float) -> float:
+        """The score of a rejection, by equation 9, which may lie beyond all scores.
+
+        Raises:
+            ConfigError: if rejection does not increase with the score.
+        """
+        if self.slope <= 0.0:
+            raise ConfigError(
+                f"this fit of rejection over the score does not increase (slope {self.slope:.3g}), so that equation 9 "
+                "has no threshold; use --threshold quantile, or another reading of the score"
+            )
+        x = (rejection - self.intercept) / self.slope
+        with np.errstate(over="ignore"):
+            return float(np.exp(x)) - self.shift if self.shift else x
+
 
 @dataclass(frozen=True)
 class RejectionModel:
@@ -302,6 +332,30 @@ def fit_rejection(scores: Floats, rejections: Floats) -> RejectionModel:
     return RejectionModel(x.tolist(), y.tolist(), errors, *fits, spearman, auroc, len(scores))
 
 
+def rejection_threshold(rejections: Floats, rate: float) -> float:
+    """``r_th`` of ADAHI's equation 10, ``rate = 1 - F(r_th)``, with F the distribution of these rejections."""
+    return float(np.quantile(rejections, 1.0 - rate, method="inverted_cdf"))
+
+
+def fitted_threshold(scores: Floats, rejections: Floats, rate: float, kind: Threshold) -> float:
+    """``D_th = f^-1(r_th)``, ADAHI's equations 9 and 10 as written, with f the fit of equation 6 to steps ``[N]``.
+
+    Rejections scatter around f, so that the rate is missed; with F of the fitted rejections it is the score's quantile.
+
+    Raises:
+        ConfigError: if f does not increase, or r_th is none of its values between the least and the largest score.
+    """
+    model, wanted = fit_rejection(scores, rejections), rejection_threshold(rejections, rate)
+    threshold = (model.linear if kind == "linear" else model.logarithmic).inverse(wanted)
+    if not scores.min() <= threshold <= scores.max():
+        beyond, so = ("below", "always") if threshold < scores.min() else ("above", "never")
+        raise ConfigError(
+            f"at a rate of {rate:g} the rejection threshold is {wanted:.3g}, {beyond} all that the {kind} fit of "
+            f"rejection takes on these scores, so that the gate would {so} ask; use --threshold quantile"
+        )
+    return threshold
+
+
 def _line(x: Floats, y: Floats, shift: float) -> Fit:
     if np.ptp(x) == 0.0 or np.ptp(y) == 0.0:
         return Fit(0.0, float(y.mean()), shift, 0.0)
@@ -311,11 +365,10 @@ def _line(x: Floats, y: Floats, shift: float) -> Fit:
 
 def _logarithm(x: Floats, y: Floats) -> Fit:
     """The shift is searched between a thousandth and a hundred times the largest score."""
-    lowest, top = float(x.min()), max(float(x.max()), 1e-9)
-    x = x - min(0.0, lowest)
+    below, top = min(0.0, float(x.min())), max(float(x.max()), 1e-9)
 
     def fit(log_shift: float) -> Fit:
-        shift = float(np.exp(log_shift))
+        shift = float(np.exp(log_shift)) - below
         return _line(np.log(x + shift), y, shift)
 
     bounds = (np.log(top * 1e-3), np.log(top * 1e2))

@@ -23,7 +23,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
 from specact.lab.data.readers import Demonstrations
 from specact.lab.envs import env_of
-from specact.lab.evaluation.calibrate import find_threshold, gate_of_method
+from specact.lab.evaluation.calibrate import Threshold, find_threshold, gate_of_method
 from specact.lab.evaluation.metrics import contrasts, step_metrics
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
@@ -34,7 +34,7 @@ from specact.lab.rollout.steps import Audit, Table
 from specact.load import load_pair
 from specact.observation import Observation
 from specact.pair import Pair, PairSource
-from specact.records import read_record
+from specact.records import Count, InsideUnit, Seed, read_record, validated
 
 Progress = Callable[[str, int, int], None]
 
@@ -125,9 +125,10 @@ class _Replay:
         self.acted.append(action)
 
 
+@validated
 def calibrate_offline(
-    pair: Pair[Any], gate: GateSettings, rate: float, demonstrations: Episodes, pool: Pool, progress: Progress,
-    *, method: Method = HYBRID, rounds: int = 2, seed: int = 0,
+    pair: Pair[Any], gate: GateSettings, rate: InsideUnit, demonstrations: Episodes, pool: Pool, progress: Progress,
+    *, method: Method = HYBRID, rounds: Count = 2, seed: Seed = 0, threshold: Threshold = "quantile",
 ) -> Calibration:  # fmt: skip
     """Finds a gate's threshold for a rate on every other demonstration, and checks it on the others.
 
@@ -144,15 +145,17 @@ def calibrate_offline(
         progress(f"calibrating {gate.name}", number, rounds + 2)
         return _run(pair, method, settings, parts[number > rounds], pool, seed).steps
 
-    search = find_threshold(gate, rate, rounds, roll)
+    search = find_threshold(gate, rate, rounds, roll, threshold)
     progress(f"calibrating {gate.name}", rounds + 2, rounds + 2)
-    provenance = {"along": "demonstrations", "episodes": len(demonstrations), "rounds": rounds, "seed": seed}
+    provenance = {"along": "demonstrations", "episodes": len(demonstrations), "rounds": rounds, "seed": seed,
+                  "threshold": threshold}  # fmt: skip
     return search.calibration(pair, rate, len(parts[1]), provenance, pair.source.decoding)
 
 
+@validated
 def evaluate_offline(
-    pair: Pair[Any], methods: Sequence[str | Method], demonstrations: Episodes, rate: float, out: Path, pool: Pool,
-    progress: Progress, *, gate_options: tuple[str, ...] = (), seed: int = 0, command: str = "",
+    pair: Pair[Any], methods: Sequence[str | Method], demonstrations: Episodes, rate: InsideUnit, out: Path, pool: Pool,
+    progress: Progress, *, gate_options: tuple[str, ...] = (), seed: Seed = 0, command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Evaluates methods open loop on the same demonstrations, writes ``summary.json`` and returns it.
 
@@ -164,8 +167,6 @@ def evaluate_offline(
         ConfigError: for a method that this pair does not have, or a folder that is locked or holds another run.
         DataError: if there are too few episodes.
     """
-    if not 0.0 < rate < 1.0:
-        raise ConfigError(f"rate must lie strictly between 0 and 1, got {rate}")
     ran = [*map(load_method, methods)]
     for method in ran:
         rollout_of(pair, method)
