@@ -1,7 +1,7 @@
 """ADAHI's equations 9 and 10 as written: which rate a threshold through the inverted fit of equation 6 leads to.
 
-F in ``rate = 1 - F(r_th)`` is the distribution of the rejection probability of the primary code: of the sampled code,
-or its expectation over the draft's codes; or of the fitted rejection, with which the threshold is the score's quantile.
+F in ``rate = 1 - F(r_th)`` is the distribution of the rejection probability: of the primary code that was sampled, its
+expectation over the draft's codes, or of any sampled code; or of the fitted rejection, which leads to the quantile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specact.systems.adahi import Reading
 RATE, SHARD = 0.6, 10
 # Episodes with everything verified, for the fits, and as many others for the rate that each threshold leads to.
 EPISODES = {"ball": 100, "swarm": 100, "peg": 30, "pusht": 40, "relocate": 30, "kitchen": 4}
-REJECTIONS = {"sampled": "rejection_0", "expected": "tv_0"}
+REJECTIONS = {"sampled": "rejection_0", "expected": "tv_0", "any": "rejection"}
 
 
 def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
                 rate = {"always": 1.0, "never": 0.0}.get(outcome)
                 rate = rate_at(replace(gate, threshold=threshold)) if rate is None else rate
                 rows.append({**row, "threshold": threshold, "outcome": outcome, "rate": rate})
-            run.update(f"{name}, {reading}", len(rows), 5 * len(get_args(Reading)))
+            run.update(f"{name}, {reading}", len(rows), 7 * len(get_args(Reading)))
         threshold, tie = threshold_for_rate(scores, RATE)
         rate = rate_at(replace(gate, threshold=threshold, tie_probability=tie))
         rows.append({**of, "rejection": "fitted", "fit": "quantile", "threshold": threshold, "outcome": "threshold",

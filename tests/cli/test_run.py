@@ -96,6 +96,13 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(life: Lif
     assert done.summary["true_skip"]["alarm"] and "calibrated level of 0.39" in done.remarks
 
 
+def test_a_rate_that_is_missed_is_said_and_how_to_hold_it(life: Life, ball: Words) -> None:
+    shared = (*ball, *LONG, "--robot", "toy:Noisy", "--rate-hz", "400", "--seconds", "2")
+    for words, said in (("--rate", "0.6"), True), (("--hold", "0.6"), False):
+        done = life.run(*shared, *words)
+        assert ("--hold 0.6" in done.remarks) == said, done.summary["sent"]
+
+
 def test_a_budget_has_a_unit() -> None:
     pair = load_pair("ball")
     spec, arrays = pair.parts.spec, 4 * (8 + 2)

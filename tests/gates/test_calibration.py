@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from specact.errors import BundleError, ConfigError
 from specact.gates import ActionDeviation, Gate
 from specact.gates.calibration import (
     Calibration,
+    RateCheck,
     deciding_gate,
     find_calibration,
     read_calibration,
@@ -34,6 +36,7 @@ from specact.gates.settings import (
 )
 from specact.lab.evaluation.calibrate import calibrate
 from specact.lab.rollout.methods import load_method
+from specact.types import Decision
 
 BEND = "my_gate:Bend"
 
@@ -173,6 +176,31 @@ def test_rates_that_cannot_be_had_are_refused(tiny_bundle: Path) -> None:
     for rate in (0.0, 1.0, -0.1, math.nan):
         with pytest.raises(ConfigError, match="rate"):
             calibrate(load_pair("ball"), "adahi", rate)
+
+
+def told_after(rate: float, wanted: float, count: int, reason: str = "score") -> int | None:
+    """How many decisions at a rate it takes until a check of the wanted one tells that it is missed."""
+    check, rng = RateCheck("adahi", wanted, None), np.random.default_rng(0)
+    for number in range(1, count + 1):
+        if check.take(Decision(bool(rng.random() < rate), 0.0, 0.0, reason)):
+            assert f"--hold {wanted:g}" in check.told and "'adahi'" in check.told
+            assert not any(check.take(Decision(True, 0.0, 0.0, reason)) for _ in range(100))
+            return number
+    return None
+
+
+def test_a_missed_rate_is_told_once_and_the_sooner_the_further_it_is_off() -> None:
+    assert told_after(0.4, 0.4, 5000) is None and told_after(0.38, 0.4, 5000) is None
+    far, near = told_after(0.08, 0.4, 5000), told_after(0.42, 0.5, 5000)
+    assert far is not None and near is not None and 10 < far < 100 < near
+    # Audits are asked beside the gate.
+    assert told_after(1.0, 0.03, 1000, "audit") is None and told_after(1.0, 0.03, 1000) is not None
+
+
+def test_a_calibration_that_missed_its_own_rate_is_told_before_the_robot_moves() -> None:
+    for achieved, missed in ((0.42, True), (0.48, False)):
+        made = replace(calibration("0"), held_out={"rate": achieved})
+        assert ("--hold 0.5" in RateCheck("adahi", 0.5, made).told) == missed
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 
 from specact import load_pair
+from specact.errors import ConfigError
 from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.gates import Random
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.evaluation.calibrate import calibrate, expected_rate, fit_rejection, free_probability
+from specact.lab.evaluation.calibrate import (
+    Threshold,
+    calibrate,
+    expected_rate,
+    fit_rejection,
+    fitted_threshold,
+    free_probability,
+)
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import REASONS
@@ -81,6 +89,18 @@ def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(g
     assert max(primary["rejections"]) <= 0.5 < max(every["rejections"])
 
 
+@pytest.mark.parametrize("threshold", ["linear", "logarithmic"])
+def test_equations_9_and_10_take_one_round_and_a_check(threshold: Threshold) -> None:
+    seen = list[int]()
+    made = calibrate(
+        cast(Any, _Bundle), GateSettings("adahi"), 0.5, episodes=5, env="ball", threshold=threshold,
+        pool=cast(Pool, ShiftingPool(0.0)), advance=seen.append,
+    )  # fmt: skip
+    assert made.rounds == [] and made.made_by["threshold"] == threshold and seen == [5, 10]
+    # Here rejection is a function of the score, which a line or a logarithm meets only roughly.
+    assert made.held_out["rate"] == pytest.approx(0.5, abs=0.1)
+
+
 STEP = Proposal(
     Window({"state": np.zeros((1, 1), np.float32)}),
     np.zeros((1, 1), np.float32),
@@ -143,6 +163,46 @@ def test_a_gate_that_asks_at_the_wrong_moments_shows_in_the_sign_and_not_in_r2()
     assert model.logarithmic.slope < 0
     negative = fit_rejection(np.linspace(-3.0, -1.0, 200), scores)
     assert negative.linear.slope == pytest.approx(0.5) and math.isfinite(negative.logarithmic.slope)
+
+
+LAWS: dict[Threshold, Any] = {"linear": lambda x: 0.1 + 0.2 * x, "logarithmic": lambda x: 0.5 + 0.1 * np.log(x + 0.3)}
+
+
+@pytest.mark.parametrize("kind", LAWS)
+@pytest.mark.parametrize("rate", [0.2, 0.8])
+def test_as_written_the_threshold_is_the_quantile_only_where_rejections_do_not_scatter(
+    kind: Threshold, rate: float
+) -> None:
+    scores = np.repeat(np.random.default_rng(0).uniform(0.0, 2.0, size=500), 4)
+    expected = LAWS[kind](scores)
+    quantile = np.quantile(scores, 1.0 - rate)
+    assert fitted_threshold(scores, expected, rate, kind) == pytest.approx(quantile, rel=0.05)
+    # The same expectation, but rejections of other steps with the same score are smaller and larger.
+    scattered = expected + np.tile([-1.0, 1.0], 1000) * expected.std()
+    missed = np.mean(scores > fitted_threshold(scores, scattered, rate, kind)) - rate
+    assert (missed < -0.04) if rate == 0.2 else (missed > 0.04)
+
+
+@pytest.mark.parametrize("kind", LAWS)
+def test_where_equation_9_has_no_threshold_it_is_refused(kind: Threshold) -> None:
+    scores = np.linspace(0.5, 2.0, 400)
+    often_zero = np.where(np.arange(400) % 2, 2 * LAWS[kind](scores), 0.0)
+    for rejections, rate, said in (
+        (1.0 - LAWS[kind](scores), 0.5, "does not increase"), (np.full(400, 0.3), 0.5, "does not increase"),
+        (often_zero, 0.6, "always ask"), (often_zero, 0.1, "never ask"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            fitted_threshold(scores, rejections, rate, kind)
+
+
+@pytest.mark.parametrize("least", [0.0, -3.0])
+def test_a_fit_is_inverted_where_scores_are_negative_too(least: float) -> None:
+    scores = np.repeat(np.linspace(least, least + 2.0, 20), 10)
+    model = fit_rejection(scores, 0.5 + 0.1 * np.log(scores - least + 0.3))
+    assert model.logarithmic.r2 > 0.99999
+    for fit, x in ((model.linear, scores), (model.logarithmic, np.log(scores + model.logarithmic.shift))):
+        inverted = [fit.inverse(rejection) for rejection in fit.slope * x + fit.intercept]
+        np.testing.assert_allclose(inverted, scores, atol=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 100])

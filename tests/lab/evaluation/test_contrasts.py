@@ -41,3 +41,14 @@ def test_a_learned_gate_is_held_to_the_random_gate_with_its_own_privileges_and_t
     assert load_method("learned").rivals_among(few) == ["random", "head_draft"]
     assert load_method("learned").rivals_among(own) == ["random_learned", "head_draft", "head_random", "adahi"]
     assert contrasts([load_method("learned")], outcomes(learned=0.5)) == []
+
+
+def test_a_gate_of_ones_own_is_held_to_a_random_one_at_its_rate_and_to_asking_always() -> None:
+    own = "specact.systems.adahi:ActionDeviation"
+    found = outcomes(**{own: 0.8, "hybrid": 0.9, f"random_{own}": 0.6, "random": 0.6})
+    rows = contrasts([load_method(name) for name in found], found)
+    assert [row["second"] for row in rows if row["first"] == own] == [f"random_{own}", "hybrid"]
+    control = load_method(f"random_{own}")
+    assert (control.gate, control.rate_of, control.limits_of) == ("random", own, own)
+    del found[f"random_{own}"]
+    assert [row["second"] for row in contrasts([load_method(own)], found)] == ["random", "hybrid"]

@@ -365,7 +365,8 @@ def _line(x: Floats, y: Floats, shift: float) -> Fit:
 
 def _logarithm(x: Floats, y: Floats) -> Fit:
     """The shift is searched between a thousandth and a hundred times the largest score."""
-    below, top = min(0.0, float(x.min())), max(float(x.max()), 1e-9)
+    below = min(0.0, float(x.min()))
+    top = max(float(x.max()) - below, 1e-9)
 
     def fit(log_shift: float) -> Fit:
         shift = float(np.exp(log_shift)) - below
