@@ -165,7 +165,11 @@ def test_a_gate_that_asks_at_the_wrong_moments_shows_in_the_sign_and_not_in_r2()
     assert negative.linear.slope == pytest.approx(0.5) and math.isfinite(negative.logarithmic.slope)
 
 
-LAWS: dict[Threshold, Any] = {"linear": lambda x: 0.1 + 0.2 * x, "logarithmic": lambda x: 0.5 + 0.1 * np.log(x + 0.3)}
+# Of rejections over scores, and the scores of these rejections.
+LAWS: dict[Threshold, Any] = {
+    "linear": (lambda x: 0.1 + 0.2 * x, lambda r: (r - 0.1) / 0.2),
+    "logarithmic": (lambda x: 0.5 + 0.1 * np.log(x + 0.3), lambda r: np.exp((r - 0.5) / 0.1) - 0.3),
+}
 
 
 @pytest.mark.parametrize("kind", LAWS)
@@ -173,22 +177,21 @@ LAWS: dict[Threshold, Any] = {"linear": lambda x: 0.1 + 0.2 * x, "logarithmic": 
 def test_as_written_the_threshold_is_the_quantile_only_where_rejections_do_not_scatter(
     kind: Threshold, rate: float
 ) -> None:
-    scores = np.repeat(np.random.default_rng(0).uniform(0.0, 2.0, size=500), 4)
-    expected = LAWS[kind](scores)
-    quantile = np.quantile(scores, 1.0 - rate)
-    assert fitted_threshold(scores, expected, rate, kind) == pytest.approx(quantile, rel=0.05)
+    expected = np.repeat(np.linspace(0.4, 0.7, 500), 4)
+    scores = LAWS[kind][1](expected)
+    assert np.mean(scores > fitted_threshold(scores, expected, rate, kind)) == pytest.approx(rate, abs=0.02)
     # The same expectation, but rejections of other steps with the same score are smaller and larger.
     scattered = expected + np.tile([-1.0, 1.0], 1000) * expected.std()
     missed = np.mean(scores > fitted_threshold(scores, scattered, rate, kind)) - rate
-    assert (missed < -0.04) if rate == 0.2 else (missed > 0.04)
+    assert missed == pytest.approx(-0.09 if rate == 0.2 else 0.09, abs=0.02)
 
 
 @pytest.mark.parametrize("kind", LAWS)
 def test_where_equation_9_has_no_threshold_it_is_refused(kind: Threshold) -> None:
     scores = np.linspace(0.5, 2.0, 400)
-    often_zero = np.where(np.arange(400) % 2, 2 * LAWS[kind](scores), 0.0)
+    often_zero = np.where(np.arange(400) % 2, 2 * LAWS[kind][0](scores), 0.0)
     for rejections, rate, said in (
-        (1.0 - LAWS[kind](scores), 0.5, "does not increase"), (np.full(400, 0.3), 0.5, "does not increase"),
+        (1.0 - LAWS[kind][0](scores), 0.5, "does not increase"), (np.full(400, 0.3), 0.5, "does not increase"),
         (often_zero, 0.6, "always ask"), (often_zero, 0.1, "never ask"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
