@@ -7,11 +7,12 @@ Draft q and target p are distributions over the codes z of a chunk, at one tempe
     D_t > threshold:  ask the target,  else execute a_t
 
 Where it is asked, each code is kept with probability ``min(1, p(z) / q(z))``, else drawn from ``norm(max(p - q, 0))``
-(equations 7, 8; :mod:`specact.families.codes.sampling`), so that verified codes follow p exactly. The threshold is the
-quantile of D at the wanted transmission rate (equations 9, 10; :mod:`specact.gates.calibration`).
+(equations 7, 8; :mod:`specact.families.codes.sampling`), so that verified codes follow p exactly.
 
-What we changed: the gate works on the actions of any family; the form of equation 5 is missing from the available text,
-so that its readings are options; the average is of the executed actions, not of the drafted ones, unless asked for.
+What we changed: the threshold is the quantile of D at the wanted rate rho. Equations 9 and 10 as written, ``rho = 1 -
+F(r_th)`` and ``D_th = f^-1(r_th)``, miss rho; they are an option (:mod:`specact.lab.evaluation.calibrate`). The gate
+works on the actions of any family; the form of equation 5 is missing from the available text, so that its readings are
+options; the average is of executed actions, not of drafted ones, unless asked for; skips in a row may be limited.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def find_threshold(
         steps = roll(settings, 0)
         if "rejection_0" not in steps:
             raise ConfigError(f"a {threshold} fit needs rejections of action codes; for this pair use the quantile")
-        known = (steps[name][free_steps(steps)] for name in ("score", "rejection_0"))
-        settings = replace(gate, threshold=fitted_threshold(*known, rate, threshold))
+        scores, rejections = (steps[name][free_steps(steps)] for name in ("score", "rejection_0"))
+        settings = replace(gate, threshold=fitted_threshold(scores, rejections, rate, threshold))
         return Found(settings, [], roll(settings, rounds + 1))
     for number in range(rounds + 1):
         table = roll(settings, number)
