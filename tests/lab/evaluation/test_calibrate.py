@@ -18,6 +18,7 @@ from specact.lab.evaluation.calibrate import (
     Threshold,
     calibrate,
     expected_rate,
+    find_threshold,
     fit_rejection,
     fitted_threshold,
     free_probability,
@@ -99,6 +100,8 @@ def test_equations_9_and_10_take_one_round_and_a_check(threshold: Threshold) -> 
     assert made.rounds == [] and made.made_by["threshold"] == threshold and seen == [5, 10]
     # Here rejection is a function of the score, which a line or a logarithm meets only roughly.
     assert made.held_out["rate"] == pytest.approx(0.5, abs=0.1)
+    with pytest.raises(ConfigError, match="rejections of action codes"):
+        find_threshold(GateSettings("adahi"), 0.5, 1, lambda gate, number: {"score": np.ones(3)}, threshold)
 
 
 STEP = Proposal(

@@ -112,6 +112,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     out, pool = tmp_path / "run", Pool(1)
     with pytest.raises(ConfigError, match=r"rate.*1\.5"):
         evaluate_offline(ball, ("draft",), shown, 1.5, out, pool, quiet)
+    for rate in (60.0, np.nan):  # a share, no percentage
+        with pytest.raises(ConfigError, match="rate"):
+            calibrate_offline(ball, GateSettings("adahi"), rate, shown, pool, quiet)
     with pytest.raises(DataError, match="5"):
         evaluate_offline(ball, ("draft",), shown.select(np.arange(5)), 0.5, out, pool, quiet)
     with pytest.raises(DataError, match="two"):
