@@ -33,7 +33,7 @@ from specact.server import Address, Limits, Service
 from specact.server.serve import bind, run
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
-from specact.wire.messages import PATH, PROTOCOL, Failure, Hello, Reply, Welcome, ask, encode, read_reply, read_welcome
+from specact.wire.messages import PATH, PROTOCOL, Hello, Reply, Welcome, ask, encode, read_reply, read_welcome
 
 PATIENCE = 120.0  # seconds before a test gives up
 HERE = StepAddress(0, 0, 0, 0)
@@ -134,18 +134,14 @@ class Robot:
     def raw(self, data: bytes) -> None:
         self.connection.socket.sendall(data)
 
-    def receive(self) -> Reply | Failure:
+    def receive(self) -> Any:
+        """A reply or failure."""
         return read_reply(self._receive())
 
     def reply(self) -> Reply:
         reply = self.receive()
         assert isinstance(reply, Reply), reply
         return reply
-
-    def failure(self) -> Failure:
-        failure = self.receive()
-        assert isinstance(failure, Failure), failure
-        return failure
 
     def ask(self, number: int, window: Window, **options: Any) -> Arrays:
         """The arrays of the reply to a request for an inference."""

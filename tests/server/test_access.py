@@ -94,7 +94,7 @@ def test_a_page_of_another_site_is_not_let_in(headers: dict[str, str], doubling:
     assert doubling.http("/v1/status", **headers)[0] == 401
     if "Origin" in headers:
         with doubling.connect(**headers) as robot:
-            assert robot.failure().code == "unauthorized" and robot.end() == 1008
+            assert robot.receive().code == "unauthorized" and robot.end() == 1008
     assert doubling.http("/v1/status", Origin=f"http://127.0.0.1:{doubling.port}")[0] == 200
 
 
@@ -105,7 +105,7 @@ def test_who_does_not_show_the_token_learns_nothing(shown: dict[str, str]) -> No
             status, _, body = server.http(path, **shown)
             assert status == 401 and COMMON.encode() not in body and b"doubling" not in body
         with server.connect(**shown) as robot:
-            assert robot.failure().code == "unauthorized" and robot.end() == 1008
+            assert robot.receive().code == "unauthorized" and robot.end() == 1008
         assert server.http("/healthz")[0] == server.http("/")[0] == server.http("/metrics", **bearer(COMMON))[0] == 200
         with server.robot(**bearer(COMMON)) as robot:
             robot.ask(1, state(1.0))
@@ -124,9 +124,9 @@ def test_a_token_that_is_gone_ends_its_connection_and_the_log_says_who_came(tmp_
         wait_for(lambda: names() == ["left", "right", "tester"], "the page names them")
         write(tokens, left=LEFT, new=NEW)
         server.signal(signal.SIGHUP)
-        assert right.failure().code == "unauthorized" and right.end() == 1008
+        assert right.receive().code == "unauthorized" and right.end() == 1008
         with server.connect(**bearer(RIGHT)) as refused:
-            assert refused.failure().code == "unauthorized"
+            assert refused.receive().code == "unauthorized"
         with server.robot(**bearer(NEW)):
             wait_for(lambda: names() == ["left", "new", "tester"], "the page names it")
         # A file that cannot be read changes nothing.
@@ -167,7 +167,7 @@ def test_the_log_may_be_moved_away(tmp_path: Path) -> None:
         with server.robot() as robot:
             robot.ask(1, state(1.0))
             robot.send(2, state(1.0), deadline_ms=0.0)
-            robot.failure()
+            robot.receive()
             log.rename(old)
         wait_for(lambda: log.exists() and events(log), "it is gone")
     assert [event["event"] for event in events(old)] == ["connected", "refused"]

@@ -154,7 +154,7 @@ def test_who_waits_for_a_reply_does_not_give_way(limit: str) -> None:
         other.send(1, state(2.0))
         server.waiting(1)
         with server.connect() as third:
-            assert third.failure().code == "overloaded" and third.end() == 1013
+            assert third.receive().code == "overloaded" and third.end() == 1013
         assert server.http("/healthz")[0] == 200
         server.exchange.open.set()
         assert replies(robot, 1) == [0] and replies(other, 1) == [1]
@@ -166,7 +166,7 @@ def test_those_without_a_hello_give_way() -> None:
         with server.robot() as other:
             other.ask(1, state(1.0))
         robot.ask(1, state(1.0))
-        assert idle[0].failure().code == "overloaded" and idle[0].end() == 1013
+        assert idle[0].receive().code == "overloaded" and idle[0].end() == 1013
 
 
 def test_a_robot_whose_deadline_cannot_be_kept_is_told_so() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.serving import Here, Robot
+from tests.serving import Here, Robot, frame
 
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.policy import ChunkExchange
@@ -166,14 +166,15 @@ def test_a_target_that_fails_says_nothing_of_its_inside(seeing: Here) -> None:
         assert robot.end() == CLOSED
 
 
-def test_requests_are_answered_in_their_order(seeing: Here) -> None:
+def test_observations_are_answered_in_their_order_and_a_reset_comes_after_the_replies(seeing: Here) -> None:
     with client(seeing) as (robot, _):
-        for message in (*map(seen, range(10, 30)), {"endpoint": "reset"}, seen(30)):
+        for message in map(seen, range(10, 30)):
             robot.connection.send(openpi.encode(message))
-        answers = [robot.connection.recv(timeout=60) for _ in range(22)]
-        assert answers.pop(20) == "reset successful"
-        shown = [openpi.decode(answer)["actions"][0] for answer in answers]  # type: ignore[arg-type]
-        assert [chunk[2] for chunk in shown] == list(range(10, 31)) and shown[-1][0] == 30
+        answers = [openpi.decode(robot.connection.recv(timeout=60)) for _ in range(20)]  # type: ignore[arg-type]
+        assert [answer["actions"][0][2] for answer in answers] == list(range(10, 30))
+        assert ask(robot, {"endpoint": "reset"}) == "reset successful" and actions(robot, seen(30))[0][0] == 30
+        robot.raw(frame(0x2, openpi.encode(seen(1))) + frame(0x2, openpi.encode({"endpoint": "reset"})))
+        assert "reset" in str(robot.connection.recv(timeout=60)) and robot.end() == CLOSED
 
 
 def test_a_token_is_an_api_key() -> None:

@@ -49,7 +49,7 @@ def test_a_device_that_does_not_fit_is_told_why(doubling: Here, changes: dict[st
 def test_a_connection_begins_with_a_hello_and_has_one(doubling: Here) -> None:
     with doubling.connect() as robot:
         robot.send(1, state(1.0))
-        assert robot.failure().code == "bad_message" and robot.end() == 1008
+        assert robot.receive().code == "bad_message" and robot.end() == 1008
     with doubling.robot() as robot:
         with pytest.raises(WireError):
             robot.hello()
@@ -75,15 +75,15 @@ def test_a_request_that_cannot_be_used_is_refused_by_its_id_and_the_robot_goes_o
     with doubling.robot() as robot, doubling.robot() as other:
         for number, value in enumerate((np.nan, np.inf), start=3):
             robot.send(number, state(value))
-            failure = robot.failure()
+            failure = robot.receive()
             assert (failure.id, failure.code) == (number, "bad_message") and "state" in failure.message
         whole = encode(ask(Request(state(1.0), HERE), doubling.contract, "infer", 9, 60_000.0))
         for replaced in ((b"\xa5infer", b"\xa5\x1b[2Jr"), (b"\xa5infer", b"\xa6verify")):
             robot.connection.send(whole.replace(*replaced))
-            failure = robot.failure()
+            failure = robot.receive()
             assert (failure.id, failure.code) == (9, "bad_message") and failure.message.isprintable()
         robot.send(1, state(1.0), deadline_ms=0.0)
-        assert robot.failure().code == "expired" and doubling.exchange.batches == []
+        assert robot.receive().code == "expired" and doubling.exchange.batches == []
         for asking in (robot, other):
             assert asking.ask(5, state(1.0))["x"].tolist() == [2.0, 2.0]
 
@@ -95,7 +95,7 @@ def test_what_is_not_finite_is_an_error_of_its_request_alone_even_in_a_batch() -
         server.waiting(4)
         server.exchange.open.set()
         assert [robot.reply().id for robot in (robots[0], *robots[2:])] == [0, 1, 1]
-        assert [robot.failure().id for robot in robots[:2]] == [1, 1]
+        assert [robot.receive().id for robot in robots[:2]] == [1, 1]
         assert len(server.exchange.batches[1]) == 3
 
 
@@ -106,7 +106,7 @@ def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
     with doubling.robot() as robot:
         doubling.exchange.fails = error
         robot.send(1, state(1.0))
-        failure = robot.failure()
+        failure = robot.receive()
         assert (failure.id, failure.code) == (1, "internal") and "secret" not in failure.message
         doubling.exchange.fails = None
         robot.ask(2, state(1.0))
@@ -129,18 +129,6 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed_one_request_of_each
         assert server.exchange.batches[3:] == [[2.0], [3.0], [4.0], [5.0]]
 
 
-def test_of_a_robot_with_many_requests_one_is_in_a_batch_and_all_are_answered() -> None:
-    with busy(2, max_under_way=2) as (server, (robot, other)):
-        robot.raw(requests(server.contract, state(2.0), 100))
-        wait_for(lambda: server.status()["queued"], "some wait")
-        other.send(50, state(3.0))
-        wait_for(other.connection.ping().is_set, "it was read")
-        server.exchange.open.set()
-        assert other.reply().id == 50
-        assert [robot.reply().id for _ in range(101)] == [0, *range(100)]
-        assert sorted(server.exchange.batches[1]) == [2.0, 3.0]
-
-
 def test_who_leaves_takes_its_requests_along() -> None:
     with busy() as (server, (robot,)):
         with server.robot() as other:
@@ -159,7 +147,7 @@ def test_health_metrics_and_status_say_what_happened(doubling: Here) -> None:
         reply = robot.reply()
         assert 0.0 <= reply.queue_ms + reply.target_ms <= reply.total_ms
         robot.send(2, state(1.0), deadline_ms=0.0)
-        robot.failure()
+        robot.receive()
         wait_for(lambda: doubling.status()["robots"], "it is shown")
         [row] = doubling.status()["robots"]
         assert (row["name"], row["requests"], row["errors"]) == ("tester", 1, 1)
@@ -191,9 +179,9 @@ def test_a_server_does_not_wait_for_a_target_that_is_stuck(how: str, monkeypatch
             # Until then it drains: it is not ready, and takes no more.
             wait_for(lambda: server.http("/healthz")[0] == 503, "it drains")
             robot.send(2, state(1.0))
-            assert robot.failure().code == "shutting_down"
+            assert robot.receive().code == "shutting_down"
             server.signal(signal.SIGTERM)
-        assert [robot.failure().code for _ in range(3)] == ["shutting_down"] * 3
+        assert [robot.receive().code for _ in range(3)] == ["shutting_down"] * 3
         assert robot.end() == 1012
         assert server.stop() == 0 and "2 requests under way were not answered" in server.output
 

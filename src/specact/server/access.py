@@ -78,8 +78,8 @@ def check_token(token: str) -> None:
         raise ConfigError(f"a token is one line of at least {_MIN_CHARS} printable ASCII characters")
 
 
-def read_tokens(file: Path) -> dict[str, str]:
-    """Tokens by name.
+def read_tokens(file: Path | None, shared: str | None = None) -> dict[str | None, str]:
+    """Tokens by name, that which all devices share by None.
 
     A line holds a name, white space, and the name's token; empty lines and those that start with ``#`` are skipped.
 
@@ -87,11 +87,13 @@ def read_tokens(file: Path) -> dict[str, str]:
         ConfigError: if the file cannot be read or has no token, or a line is not of this form, or a name or token
             occurs twice; the message never holds a token.
     """
+    tokens: dict[str | None, str] = {None: shared} if shared else {}
+    if file is None:
+        return tokens
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read tokens from {file}: {error}") from None
-    tokens = dict[str, str]()
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
             continue
@@ -99,11 +101,11 @@ def read_tokens(file: Path) -> dict[str, str]:
         if match is None or not match[1].isprintable() or match[1] in tokens or match[2] in tokens.values():
             raise ConfigError(
                 f"{file}, line {number}: a line is a name of at most 64 printable characters, a space and the name's "
-                f"token, of at least {_MIN_CHARS} printable ASCII characters; none of them occurs twice"
+                f"token, of at least {_MIN_CHARS} printable ASCII characters; none occurs twice, nor the shared token"
             )
         tokens[match[1]] = match[2]
-    if not tokens:
-        raise ConfigError(f"{file} holds no token; each line is a name, a space and the name's token")
+    if not tokens.keys() - {None}:
+        raise ConfigError(f"{file} has no token; each line is a name, a space and the name's token")
     return tokens
 
 
@@ -144,12 +146,8 @@ class Access:
             ConfigError: if one cannot be used; the tokens, or the certificate, of before stay in use.
         """
         tokens, certificate, key = self._address.tokens, self._address.certificate, self._address.key
-        named = {_digest(token): name for name, token in read_tokens(tokens).items()} if tokens else {}
-        shared = _digest(self._token) if self._token else b""
-        if shared in named:
-            raise ConfigError(f"{tokens} assigns the shared token to one robot; give each robot its own token")
-        names: dict[bytes, str | None] = {**named, shared: None}
-        self._callers = {digest: Caller(name, digest) for digest, name in names.items()}
+        named = read_tokens(tokens, self._token).items()
+        self._callers = {_digest(token): Caller(name, _digest(token)) for name, token in named}
         if self.tls is None or certificate is None:
             return
         try:
@@ -183,7 +181,7 @@ class Access:
 
     def is_valid(self, caller: Caller) -> bool:
         """Whether its token is still valid."""
-        return caller == self._callers.get(caller.digest)
+        return self._open or caller == self._callers.get(caller.digest)
 
 
 def _digest(token: str) -> bytes:

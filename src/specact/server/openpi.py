@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -24,7 +23,7 @@ _MAX_WAITING = 64
 
 
 class OpenpiSession(Session):
-    """A connection in openpi's protocol, whose replies have no ids and come in the order of the messages.
+    """A connection in openpi's protocol, whose replies have no ids and come in the order of the observations.
 
     A client is pending until the first valid observation, or the right token.
     """
@@ -32,9 +31,7 @@ class OpenpiSession(Session):
     def __init__(self, service: Service) -> None:
         super().__init__(service, max_jobs=1, max_waiting=_MAX_WAITING)
         self._history = ObservationHistory(service.contract.observation)
-        self._episode = self._step = self._asked = 0
-        # Resets since the last observation; and of those to confirm, how many observations are answered before.
-        self._resets, self._unconfirmed = 0, deque[int]()
+        self._episode = self._step = self._resets = 0
 
     def begin(self) -> None:
         service, welcome = self.service, self.service.welcome
@@ -52,21 +49,20 @@ class OpenpiSession(Session):
         endpoint = fields.get("endpoint", "infer")
         if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
             raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
-        if endpoint == "reset":
+        if endpoint == "infer":
+            try:
+                ask = self._ask(fields)
+            except (ObservationError, ValueError) as error:
+                raise bad(str(error)) from None
+            self.settle()
+            self._resets, self._step = 0, self._step + 1
+            self.submit(ask, arrived)
+        elif self.jobs or self._resets == _MAX_WAITING:
+            raise bad("a reset comes after the reply to an observation; wait for it first")
+        else:
             self._history.reset()
             self._episode, self._step, self._resets = self._episode + 1, 0, self._resets + 1
-            if self._resets > _MAX_WAITING:
-                raise bad(f"{self._resets} resets without an observation in between")
-            self._unconfirmed.append(self._asked)
-            self._confirm(self._asked - len(self.jobs))
-            return
-        try:
-            ask = self._ask(fields)
-        except (ObservationError, ValueError) as error:
-            raise bad(str(error)) from None
-        self.settle()
-        self._resets, self._step, self._asked = 0, self._step + 1, ask.id
-        self.submit(ask, arrived)
+            self.send(_RESET_DONE)
 
     def reply(self, answer: Reply | Failure) -> None:
         if isinstance(answer, Failure):
@@ -75,18 +71,12 @@ class OpenpiSession(Session):
             return
         chunk = self.service.contract.kinds["infer"].reply.views(answer.arrays)[openpi.CHUNK]
         self.send(openpi.encode({"actions": chunk, "server_timing": {"infer_ms": answer.target_ms}}))
-        self._confirm(answer.id)
 
     def explain(self, error: WireError) -> None:
-        failure = self.service.failure(self, "openpi", error)
+        failure = self.failure("openpi", error)
         # Before the metadata its client shows the close frame alone.
         if self.robot is not None:
             self.send(failure.message)
-
-    def _confirm(self, answered: int) -> None:
-        while self._unconfirmed and self._unconfirmed[0] <= answered:
-            self._unconfirmed.popleft()
-            self.send(_RESET_DONE)
 
     def _ask(self, message: Mapping[str, Any]) -> Ask:
         address = message.get("address", [0, 0, self._episode, self._step])
@@ -98,7 +88,7 @@ class OpenpiSession(Session):
             raise bad(f"a prompt has at most {MAX_INSTRUCTION_CHARS} characters")
         arrays = self.service.contract.window.pack(window.arrays)
         # The protocol has no deadline.
-        return Ask("infer", self._asked + 1, MAX_DEADLINE_MS, tuple(address), arrays, instruction=window.instruction)
+        return Ask("infer", 0, MAX_DEADLINE_MS, tuple(address), arrays, instruction=window.instruction)
 
 
 @np.errstate(over="ignore")  # numbers beyond float32 become infinite and are refused

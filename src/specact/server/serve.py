@@ -15,19 +15,13 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from picows import (
-    WSListener,
-    WSUpgradeRequest,
-    WSUpgradeResponse,
-    WSUpgradeResponseWithListener,
-    ws_create_server,
-)
+from picows import WSListener, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener, ws_create_server
 
 from specact.errors import ConfigError, WireError
 from specact.server.openpi import OpenpiSession
 from specact.server.service import Service
-from specact.server.session import HELLO_TIMEOUT_S, RobotSession
-from specact.wire.messages import PATH, PROTOCOL, ErrorCode
+from specact.server.session import HELLO_TIMEOUT_S, Session
+from specact.wire.messages import PATH, PROTOCOL, ErrorCode, bad
 
 _log = logging.getLogger("specact.server")
 # A peer that sends broken frames would fill the log. What fails in a session is written.
@@ -132,38 +126,37 @@ def _route(service: Service, request: WSUpgradeRequest) -> WSListener | WSUpgrad
     if request.headers.get("upgrade", "").lower() != "websocket":
         return WSUpgradeResponseWithListener(_answer(request, service), None)
     if request.path == PATH.encode():
-        return RobotSession(service)
+        return Session(service, service.limits.max_under_way)
     if request.path == b"/":
         return OpenpiSession(service)
     said = f"this server has protocol {PROTOCOL} at {PATH}, and openpi's at /; install the same version on both"
-    error = WireError(ErrorCode.UNSUPPORTED_PROTOCOL, said)
-    return WSUpgradeResponseWithListener(_refusal(error, HTTPStatus.UPGRADE_REQUIRED), None)
+    body = _said(WireError(ErrorCode.UNSUPPORTED_PROTOCOL, said))
+    return WSUpgradeResponseWithListener(_response(body, _JSON, HTTPStatus.UPGRADE_REQUIRED), None)
 
 
 def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
     """The response to a request that opens no WebSocket."""
     path, ready = request.path.partition(b"?")[0], service.batcher.ready
-    if path == b"/healthz":
-        body = msgspec.json.encode({"ready": ready, "bundle": service.welcome.bundle})
-        return _response(body, _JSON, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
     if path == b"/":
         # The page holds no data; its requests need the token.
         return _response(_PAGE, "text/html; charset=utf-8")
+    if path == b"/healthz":
+        body = msgspec.json.encode({"ready": ready, "bundle": service.welcome.bundle})
+        return _response(body, _JSON, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
     if path not in (b"/metrics", b"/v1/status"):
-        return _refusal(WireError(ErrorCode.BAD_MESSAGE, "there is nothing at this address"), HTTPStatus.NOT_FOUND)
+        return _response(_said(bad("there is nothing at this address")), _JSON, HTTPStatus.NOT_FOUND)
     try:
         service.access.caller(request.headers)
     except WireError as error:
         service.log.write_refusal(path.decode(), error.code, None, str(error))
-        return _refusal(error, HTTPStatus.UNAUTHORIZED)
+        return _response(_said(error), _JSON, HTTPStatus.UNAUTHORIZED)
     if path == b"/metrics":
         return _response(service.telemetry.prometheus(), "text/plain; version=0.0.4")
     return _response(service.telemetry.status(ready), _JSON)
 
 
-def _refusal(error: WireError, status: HTTPStatus) -> WSUpgradeResponse:
-    """The response that says an error, as JSON with its code and message."""
-    return _response(msgspec.json.encode({"type": "error", "code": error.code, "message": str(error)}), _JSON, status)
+def _said(error: WireError) -> bytes:
+    return msgspec.json.encode({"type": "error", "code": error.code, "message": str(error)})
 
 
 def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> WSUpgradeResponse:

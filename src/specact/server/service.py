@@ -18,7 +18,7 @@ from specact.server.capacity import Demand, ServiceTime, missed
 from specact.server.queue import Lane
 from specact.server.telemetry import AccessLog, Telemetry
 from specact.wire.exchange import Exchange
-from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Welcome
+from specact.wire.messages import PROTOCOL, ErrorCode, Welcome
 
 if TYPE_CHECKING:
     from specact.server.session import Session
@@ -114,16 +114,6 @@ class Service:
             totals = {"requests": robot.requests, "errors": robot.errors, "seconds": seconds}
             self.log.write("disconnected", peer=session.address, robot=robot.name, **totals)
         self.sessions.discard(session)
-
-    def failure(self, session: Session, kind: str, error: Exception, identity: int | None = None) -> Failure:
-        """The reply to a request that failed, recorded in telemetry and log; internal errors are not disclosed."""
-        if not isinstance(error, WireError):
-            _log.error("a request failed", exc_info=error)
-            error = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
-        self.telemetry.record_error(kind, error.code, session.robot)
-        name = session.robot.name if session.robot else None
-        self.log.write_refusal(kind, error.code, session.address, str(error), name)
-        return Failure(identity, ErrorCode(error.code), str(error))
 
     def reload(self) -> None:
         """Reads tokens and certificate again; robots whose token was removed are disconnected."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
@@ -29,11 +28,11 @@ _CLOSE_CODES = {
 }
 
 
-class Session(WSListener, ABC):
-    """A connection in one of the two protocols; bounds what its peer can make the server do.
+class Session(WSListener):
+    """A connection in specact's own protocol: a hello, and then requests, answered as their results arrive.
 
-    While ``max_jobs`` requests are in flight, or the peer does not read replies, nothing more is read. What was read by
-    then waits in the robot's lane, up to ``max_waiting`` requests.
+    It bounds what its peer can make the server do. While ``max_jobs`` requests are in flight, or the peer does not read
+    replies, nothing more is read. What was read by then waits in the robot's lane, up to ``max_waiting`` requests.
 
     Attributes:
         robot, lane: its books and its queue; None before the hello.
@@ -42,40 +41,48 @@ class Session(WSListener, ABC):
         used: when its last message came [s], of the monotonic clock.
     """
 
-    def __init__(self, service: Service, max_jobs: int, max_waiting: int) -> None:
+    def __init__(self, service: Service, max_jobs: int, max_waiting: int = _MAX_WAITING) -> None:
         self.service, self.caller = service, Caller()
         self.robot: Robot | None = None
         self.lane: Lane | None = None
         self.demand: Demand | None = None
-        self.address = self.host = "?"
         self.jobs, self.used = set[Job](), time.monotonic()
         self._max_jobs, self._max_waiting = max_jobs, max_waiting
         self._partial, self._fragments = bytearray(), 0
         self._writable, self._closing = True, False
         self._second = self._controls = self._ignored = 0
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """The connection was accepted."""
 
-    @abstractmethod
     def handle(self, message: bytes, arrived: float) -> None:
         """Handles a message; raises WireError if the connection cannot go on."""
+        if self.robot is None:
+            self._welcome(message)
+            return
+        ask = read_ask(message)
+        if ask.report:
+            self.robot.report = ask.report
+        self.submit(ask, arrived)
 
-    @abstractmethod
     def reply(self, answer: Reply | Failure) -> None:
         """Sends the reply to a request."""
+        self.send(encode(answer))
 
-    @abstractmethod
     def explain(self, error: WireError) -> None:
         """Sends the error for which the connection is closed next."""
+        self.reply(self.failure("other" if self.robot else "hello", error))
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        self._transport, self._socket = transport, transport.underlying_transport
-        self.host, port = (self._socket.get_extra_info("peername") or ("?", 0))[:2]
-        self.address = f"{self.host}:{port}"
-        self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._expire)
+        self._transport, self._socket, self._loop = (
+            transport,
+            transport.underlying_transport,
+            asyncio.get_running_loop(),
+        )
+        peer: tuple[str, int] = self._socket.get_extra_info("peername") or ("?", 0)
+        self.host, self.address = peer[0], f"{peer[0]}:{peer[1]}"
+        late = bad(f"no hello came within {HELLO_TIMEOUT_S:g} s")
+        self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self.refuse, late)
         try:
             self.service.join(self, transport.request.headers)
             self.begin()
@@ -122,13 +129,11 @@ class Session(WSListener, ABC):
     @property
     def pending(self) -> bool:
         """Whether the peer has not shown yet that it belongs here."""
-        return self._timer is not None
+        return not self._timer.cancelled()
 
     def settle(self) -> None:
         """The peer has shown that it belongs here."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def send(self, message: bytes | str) -> None:
         """Sends a message, text as a text frame; nothing if the connection is closing."""
@@ -146,18 +151,12 @@ class Session(WSListener, ABC):
             self._socket.pause_reading()
         self.service.batcher.submit(job)
 
-    def _finish(self, job: Job, outcome: Outcome) -> None:
-        self.jobs.discard(job)
-        if isinstance(outcome, WireError):
-            self.reply(self.service.failure(self, job.ask.kind, outcome, job.ask.id))
-        else:
-            outcome.total_ms = 1e3 * (time.monotonic() - job.arrived)
-            self.reply(outcome)
-            # After the reply, so that the robot does not wait for it.
-            if self.robot is not None:
-                self.service.telemetry.record_reply(job.ask.kind, outcome, self.robot)
-        if len(self.jobs) == self._max_jobs - 1:
-            self._read_on()
+    def failure(self, kind: str, error: WireError, identity: int | None = None) -> Failure:
+        """An error reply, recorded in telemetry and log; ``kind`` is that of the request."""
+        self.service.telemetry.record_error(kind, error.code, self.robot)
+        name = self.robot.name if self.robot else None
+        self.service.log.write_refusal(kind, error.code, self.address, str(error), name)
+        return Failure(identity, ErrorCode(error.code), str(error))
 
     def refuse(self, error: WireError) -> None:
         """Says why, and closes the connection."""
@@ -175,10 +174,6 @@ class Session(WSListener, ABC):
         self._socket.resume_reading()
         self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.disconnect, False)
 
-    def _read_on(self) -> None:
-        if self._writable and len(self.jobs) < self._max_jobs and not self._socket.is_closing():
-            self._socket.resume_reading()
-
     def take(self, message: bytes) -> None:
         """Handles a message, or closes the connection."""
         self.used = time.monotonic()
@@ -187,13 +182,43 @@ class Session(WSListener, ABC):
         except WireError as error:
             self.refuse(error)
 
+    def _welcome(self, message: bytes) -> None:
+        service, hello, demand = self.service, read_hello(message), None
+        if hello.family is not None or hello.spec:
+            check_terms(service.contract, hello.family, hello.spec)
+        if hello.rate_hz is not None and hello.deadline_ms is not None:
+            demand = Demand(hello.rate_hz, hello.deadline_ms / 1e3)
+        # Checked again: the server may have become full before the hello arrived.
+        service.check_room(self, demand)
+        self.demand = demand
+        self.settle()
+        service.register(self, hello.robot)
+        self.send(encode(service.welcome))
+
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        self.jobs.discard(job)
+        if isinstance(outcome, WireError):
+            self.reply(self.failure(job.ask.kind, outcome, job.ask.id))
+        else:
+            outcome.total_ms = 1e3 * (time.monotonic() - job.arrived)
+            self.reply(outcome)
+            # After the reply, so that the robot does not wait for it.
+            assert self.robot is not None
+            self.service.telemetry.record_reply(job.ask.kind, outcome, self.robot)
+        if len(self.jobs) == self._max_jobs - 1:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._writable and len(self.jobs) < self._max_jobs and not self._socket.is_closing():
+            self._socket.resume_reading()
+
     def _assemble(self, frame: WSFrame) -> None:
-        if (frame.msg_type == WSMsgType.BINARY) == bool(self._fragments):
-            self.refuse(bad("a fragment does not fit to the one before it"))
-            return
+        first = frame.msg_type == WSMsgType.BINARY
         self._fragments += 1
         self._partial += frame.get_payload_as_memoryview()
-        if self._fragments > _MAX_FRAGMENTS:
+        if first != (self._fragments == 1):
+            self.refuse(bad("a fragment does not fit to the one before it"))
+        elif self._fragments > _MAX_FRAGMENTS:
             self.refuse(bad(f"a message has at most {_MAX_FRAGMENTS} fragments"))
         elif len(self._partial) > self.service.welcome.max_message_bytes:
             self.refuse(WireError(ErrorCode.TOO_LARGE, "the message is longer than max_message_bytes"))
@@ -208,42 +233,3 @@ class Session(WSListener, ABC):
             self.refuse(bad(f"at most {_MAX_CONTROLS_PER_S} pings and pongs a second without a message"))
         elif frame.msg_type == WSMsgType.PING and self._writable:
             self._transport.send_pong(frame.get_payload_as_bytes())
-
-    def _expire(self) -> None:
-        self.refuse(bad(f"no hello came within {HELLO_TIMEOUT_S:g} s"))
-
-
-class RobotSession(Session):
-    """A connection in specact's own protocol: a hello, and then requests, answered as their results arrive."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service, service.limits.max_under_way, _MAX_WAITING)
-
-    def handle(self, message: bytes, arrived: float) -> None:
-        if self.lane is None:
-            self._welcome(message)
-            return
-        ask = read_ask(message)
-        if self.robot is not None and ask.report:
-            self.robot.report = ask.report
-        self.submit(ask, arrived)
-
-    def reply(self, answer: Reply | Failure) -> None:
-        self.send(encode(answer))
-
-    def explain(self, error: WireError) -> None:
-        self.reply(self.service.failure(self, "hello" if self.lane is None else "other", error))
-
-    def _welcome(self, message: bytes) -> None:
-        service, hello = self.service, read_hello(message)
-        if hello.family is not None or hello.spec:
-            check_terms(service.contract, hello.family, hello.spec)
-        demand = None
-        if hello.rate_hz is not None and hello.deadline_ms is not None:
-            demand = Demand(hello.rate_hz, hello.deadline_ms / 1e3)
-        # Checked again: the server may have become full, or the token invalid, before the hello arrived.
-        service.check_room(self, demand)
-        self.demand = demand
-        self.settle()
-        service.register(self, hello.robot)
-        self.send(encode(service.welcome))
