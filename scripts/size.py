@@ -18,11 +18,11 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/execution": (500, 500),
     f"{SRC}/robot": (900, 1_205),
     f"{SRC}/wire": (450, 769),
-    f"{SRC}/remote": (800, 800),
-    f"{SRC}/server": (1_100, 1_635),
+    f"{SRC}/remote": (800, 807),
+    f"{SRC}/server": (1_100, 1_493),
     f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
-    f"{SRC}/cli": (2_000, 2_590),
+    f"{SRC}/cli": (2_000, 2_640),
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_680),
     f"{SRC}/lab/envs": (2_700, 2_700),
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_171),
     "experiments": (4_500, 6_800),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 31_900),
+    "tests": (27_000, 32_000),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
