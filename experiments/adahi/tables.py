@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.adahi.thresholds import RATE, spread
+from experiments.grid import Experiment
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
 from specact.lab.report.figures import style_of
 from specact.lab.report.tables import networks_of
@@ -172,6 +174,25 @@ def tables_of(study: Study) -> list[Table]:
     ]  # fmt: skip
 
 
+def threshold_tables(rows: Mapping[str, list[dict[str, Any]]]) -> list[Table]:
+    """Which rates equations 9 and 10 as written lead to: over readings and fits, and one by one."""
+    of = {"sampled": "the sampled code's rejection", "expected": "its expectation", "any": "rejection of any code",
+          "fitted": "fitted rejection: the quantile"}  # fmt: skip
+    cells = " | ".join(f"{{{name}[low]:.2f}} to {{{name}[high]:.2f}}" for name in of)
+    return [
+        Table("thresholds", f"Where a rate of {RATE} is wanted, the share of decisions that ask, on other episodes, "
+              "over five readings of the deviation and two fits, without a limit on skips; by what F is of.",
+              f"pair | {' | '.join(of.values())} | undefined | near", f"{{pair}} | {cells} | {{undefined}} of {{of}} "
+              "| {met}", list(spread(rows))),
+        Table("threshold_rates", "Each threshold: `always` or `never` where it lies beyond all deviations, `undefined` "
+              "where the fit does not increase.",
+              "pair | reading | recommended | F of | fit | slope | r_th | D_th | outcome | asks",
+              "{pair} | {reading} | {recommended} | {rejection} | {fit} | {slope:.3g} | {r_th:.3f} | {threshold:.3g} "
+              "| {outcome} | {rate:.3f}",
+              [{"slope": None, "r_th": None, **row, "pair": pair} for pair, found in rows.items() for row in found]),
+    ]  # fmt: skip
+
+
 def distilled_of(study: Study, pair: str) -> Metrics:
     """The methods of the longest run with the distilled draft."""
     runs = [summary for (bundle, run), summary in study.items() if bundle == f"{pair}-distilled"]
@@ -182,7 +203,8 @@ def distilled_of(study: Study, pair: str) -> Metrics:
 def report(results: Mapping[str, Any]) -> Report:
     """The report of ADAHI; the gates' has the rest of the study's contrasts."""
     study = study_of(results)
-    tests, tables = contrasts_of(study, gates=False), {table.name: table for table in tables_of(study)}
+    tests, written = contrasts_of(study, gates=False), threshold_tables(results["thresholds"])
+    tables = {table.name: table for table in (*tables_of(study), *written)}
     own = {pair: study[pair, "table"]["methods"] for pair in PAIRS if (pair, "table") in study}
     kept = [of["adahi"]["success"]["rate"] / of["hybrid"]["success"]["rate"] for of in own.values()]
     claimed = [of["adahi"] / of["hybrid"] for of in PAPER.values()]
@@ -195,7 +217,30 @@ def report(results: Mapping[str, Any]) -> Report:
     ranks = {pair: fit["spearman"] for pair, fit in fits.items()}
     weak = [study[f"{pair}-undertrained", "table"]["methods"]["draft"]["success"]["rate"] for pair in PAIRS
             if (f"{pair}-undertrained", "table") in study]  # fmt: skip
+    settings = {pair: study[pair, "table"]["gates"]["adahi"] for pair in own}
+    chosen = {pair: dict(of["options"])["reading"] for pair, of in settings.items()}
+    errors = {pair: of["adahi"]["mse"]["mean"] / of["hybrid"]["mse"]["mean"] - 1 for pair, of in own.items()}
+    # Contrasts of other families, and the readings that were compared there.
+    gates, tokens = (Experiment.load(name) for name in ("gates", "tokens"))
+    euclidean = gates.report(gates.stored()).facts
+    as_written, quantile = (
+        [row["rate"] for row in written[1].rows if (row["rejection"] == "fitted") == fitted and row["rate"] is not None]
+        for fitted in (False, True)
+    )
     facts: dict[str, Any] = {
+        "euclidean": {pair: euclidean[f"{pair}_euclidean"] for pair in ("kitchen", "swarm", "ball", "pusht")},
+        "tokens": tokens.report(tokens.stored()).facts["gate_adahi_random"],
+        "limits": " and ".join(f"`{pair}` ({of['max_skips']})" for pair, of in settings.items() if of["max_skips"]),
+        "chosen": " and ".join(f"`{reading}` on {pair}" for pair, reading in chosen.items() if reading != "euclidean"),
+        "hybrid_errors": max(errors.values()),
+        "written": (min(as_written), max(as_written)), "quantile": (min(quantile), max(quantile)),
+        **{f"written_{key}": sum(row[key] for row in written[0].rows) for key in ("met", "of", "undefined")},
+        "written_always": sum(row["outcome"] == "always" for row in written[1].rows),
+        "missed": max(abs(rate - RATE) for rate in as_written),
+        "held": max(abs(study[pair, "table"]["calibration"]["deviation"]["held_out_rate"] - RATE) for pair in own),
+        "by": {pair: {"saved": 1 - of["adahi"] / of["hybrid"], "random_saved": 1 - of["random"] / of["hybrid"],
+                      "kept": share, "skips": points, "rank": ranks[pair], "errors": errors[pair]}
+               for pair, of, share, points in zip(own, ms, kept, here, strict=True)},
         "better": where(tests, "adahi", "random", 1), "worse": where(tests, "adahi", "random", -1),
         "behind": where(tests, "adahi", "hybrid", -1),
         "behind_lower": where(tests, "adahi", "hybrid", -1, ", rate 0.4"),
@@ -222,8 +267,11 @@ def report(results: Mapping[str, Any]) -> Report:
             measure = measures_of(study[pair, "table"])[-1]
             facts[f"{pair}_{rival}"] = between(tests, f"{pair}, rate 0.6", "adahi", rival, measure)
     about = "all methods without a trained gate, in virtual time"
+    for row in tables["sockets"].rows:
+        facts["by"][row["pair"]]["sockets"] = 1 - row["adahi"] / row["hybrid"]
     pictures = [Picture("adahi.svg", lambda: draw(tests))]
-    return Report([*tables.values(), contrast_table(tests, family=about)], facts, pictures)
+    elsewhere = gates.elsewhere("readings/*")
+    return Report([*tables.values(), contrast_table(tests, family=about)], facts, pictures, elsewhere)
 
 
 def draw(tests: Sequence[Metrics]) -> Figure:

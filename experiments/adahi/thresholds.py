@@ -79,14 +79,14 @@ def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
 
 
 def spread(rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """A row per pair: the least and largest rate over readings and fits, and how many are near the wanted one."""
+    """A row per pair: the least and largest rate over readings and fits; outcomes where F is as written."""
     for pair, found in rows.items():
-        row: dict[str, Any] = {"pair": pair}
+        written = [of for of in found if of["rejection"] != "fitted"]
+        row: dict[str, Any] = {
+            "pair": pair, "of": len(written), "undefined": sum(of["rate"] is None for of in written),
+            "met": sum(of["rate"] is not None and abs(of["rate"] - RATE) <= TOLERANCE for of in written),
+        }  # fmt: skip
         for rejection in (*REJECTIONS, "fitted"):
-            rates = [of["rate"] for of in found if of["rejection"] == rejection]
-            known = [rate for rate in rates if rate is not None]
-            row[rejection] = {
-                "low": min(known, default=None), "high": max(known, default=None), "of": len(rates),
-                "undefined": len(rates) - len(known), "met": sum(abs(rate - RATE) <= TOLERANCE for rate in known),
-            }  # fmt: skip
+            rates = [of["rate"] for of in found if of["rejection"] == rejection and of["rate"] is not None]
+            row[rejection] = {"low": min(rates, default=None), "high": max(rates, default=None)}
         yield row

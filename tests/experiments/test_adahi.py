@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.adahi import plan, tables
+from experiments.adahi.thresholds import spread, thresholds
 from experiments.grid import Experiment, Run
 
 
@@ -56,3 +57,15 @@ def test_where_a_method_is_better_is_said_in_words() -> None:
     assert tables.where(rows, "a", "b", -1) == "`swarm`"
     assert tables.where(rows, "b", "a", 1) == "no pair"
     assert tables.where(rows, "a", "b", 1, ", rate 0.4") == "`relocate`"
+
+
+def test_a_threshold_beyond_all_scores_has_its_rate_and_a_fit_that_falls_has_none(tmp_path: Path) -> None:
+    rows = thresholds("ball", tmp_path, Run(tmp_path, quick=True))
+    assert len(rows) == 5 * (3 * 2 + 1) and {row["outcome"] for row in rows} >= {"threshold", "undefined"}
+    for row in rows:
+        known = {"always": 1.0, "never": 0.0, "undefined": None}
+        assert row["rate"] == known[row["outcome"]] if row["outcome"] in known else 0.0 <= row["rate"] <= 1.0
+        assert (row["outcome"] == "undefined") == (row.get("slope", 1.0) <= 0.0)
+    (row,) = spread({"ball": rows})
+    assert row["undefined"] == sum(of["rate"] is None for of in rows) and row["of"] == 30
+    assert 0.0 < row["fitted"]["low"] <= row["fitted"]["high"] < 1.0
