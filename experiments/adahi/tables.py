@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.adahi.thresholds import RATE, spread
+from experiments.adahi.thresholds import EPISODES, RATE, spread
 from experiments.grid import Experiment
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
 from specact.lab.report.figures import style_of
@@ -180,8 +180,9 @@ def threshold_tables(rows: Mapping[str, list[dict[str, Any]]]) -> list[Table]:
           "fitted": "fitted rejection: the quantile"}  # fmt: skip
     cells = " | ".join(f"{{{name}[low]:.2f}} to {{{name}[high]:.2f}}" for name in of)
     return [
-        Table("thresholds", f"Where a rate of {RATE} is wanted, the share of decisions that ask, on other episodes, "
-              "over five readings of the deviation and two fits, without a limit on skips; by what F is of.",
+        Table("thresholds", f"Where a rate of {RATE} is wanted, the share of decisions that ask, over five readings of "
+              f"the deviation and two fits, on {min(EPISODES.values())} to {max(EPISODES.values())} other episodes, "
+              "without a limit on skips. Columns: what F is the distribution of.",
               f"pair | {' | '.join(of.values())} | undefined | near", f"{{pair}} | {cells} | {{undefined}} of {{of}} "
               "| {met}", list(spread(rows))),
         Table("threshold_rates", "Each threshold: `always` or `never` where it lies beyond all deviations, `undefined` "

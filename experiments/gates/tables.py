@@ -178,7 +178,8 @@ def report(results: Mapping[str, Any]) -> Report:
     )  # fmt: skip
     contrasts = [contrast_table(rows, name, about[name]) for name, rows in families.items()]
     picture = Picture("frontier.svg", lambda: frontier(study))
-    return Report([*tables, shown, *contrasts], facts, [picture], adahi.elsewhere())
+    runs = adahi.elsewhere("[!t]*")  # of a pair; not of thresholds
+    return Report([*tables, shown, *contrasts], facts, [picture], runs)
 
 
 def frontier(study: Study) -> Figure:
