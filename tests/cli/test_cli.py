@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from inspect import isclass
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import Typed, strictly
 
 from specact import __version__, load_pair
 from specact.cli.eval import FLOW, conclusion
 from specact.cli.main import VERBS, load_verb
+from specact.cli.output import progress_bars, progress_lines
 from specact.lab.data.readers import read
 
 INTERVAL = {"mean", "low", "high"}
@@ -30,6 +33,27 @@ def test_help_names_every_verb_and_the_version_is_said(typed: Typed) -> None:
     helped = typed("--help")
     assert helped.status == 0 and all(verb in helped.out for verb in VERBS)
     assert typed("--version") == (0, f"specact {__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [["list", "links"], ["completion", "bash"]], ids=" ".join)
+def test_a_reader_that_has_gone_is_no_error(words: list[str], environment: dict[str, str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "specact", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, timeout=600)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_progress_is_a_line_now_and_then_where_nobody_sees_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    often, rarely = progress_lines(0.0), progress_lines(3600.0)
+    for done in range(3):
+        often("episodes", done, 2)
+        rarely("episodes", done, 2)
+    assert capsys.readouterr().err.split("\n") == ["episodes: 0 of 2", "episodes: 1 of 2", "episodes: 2 of 2", ""]
+    with progress_bars() as update:
+        update("episodes", 1, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_verb_imports_no_other_verb_and_not_the_lab(environment: dict[str, str]) -> None:

@@ -42,6 +42,10 @@ def test_a_verb_takes_its_options_from_a_file_and_what_is_typed_goes_first(file:
     other = parse(["run", f"--config={file}", "ball", "--rate", "0.2", "--stop_action", "1", "1"])
     assert (other.pair, other.rate, other.session.fallback.stop_action) == ("ball", 0.2, (1.0, 1.0))
     assert other.server == found.server and other.session.tuning.live
+    # A pair may be typed anywhere; the values of options are none.
+    words = ["--episodes", "2", "--live", "ball", f"--config={file}"]
+    assert (parse(["run", *words]).pair, parse(["run", *words[:2], *words[-1:]]).pair) == ("ball", "pusht")
+    assert parse(["run", "--stop-action", "1", "1", f"--config={file}"]).pair == "pusht"
     # The same file for another machine: what only a robot knows is not the server's.
     served = parse(["serve", "--config", str(file)])
     assert (served.policy, served.address.port) == ("ball", 8700)

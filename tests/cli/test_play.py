@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Life
+from tests.cli.conftest import Life, Typed
 
+from specact.cli.output import progress_lines
 from specact.lab.rollout.processes import ServerProcess, serving
 
 STILL = [0.25, -0.5]
@@ -28,6 +32,29 @@ def test_a_simulated_robot_plays_a_flow_policy_of_this_device(life: Life, execut
     assert len(summary["episodes"]) == 1 and summary["periods"] >= 20 and summary["missed"] == {}
     assert 0 < summary["chunks"] <= summary["inferences"]
     assert summary["link"] is None and summary["observation_age_ms"] >= 0.0
+
+
+def test_a_simulated_world_makes_no_step_of_its_own_for_an_inference(life: Life) -> None:
+    summary = life.run(*FLOW, "--steps", "2", "--execute-actions", "4", "--episodes", "1", "--json").summary
+    assert summary["idle"] == 0 and summary["inferences"] == -(-summary["periods"] // 4)
+
+
+def test_while_a_real_robot_runs_its_progress_is_said(
+    life: Life, typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("specact.cli.driving.progress_lines", partial(progress_lines, 0.0))
+    done = typed("play", "ball#target", "--robot", "toy:Arm", "--seconds", "0.5", "--json")
+    assert done.summary["chunks"] > 0 and "seconds: 0 of 1\n" in done.remarks
+
+
+def test_a_server_that_fails_says_so_once(life: Life, environment: dict[str, str], tmp_path: Path) -> None:
+    path = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    with serving("own:moody", environment=environment | {"PYTHONPATH": path}) as server:
+        limit = ("--max-consecutive-misses", "3", "--json")
+        done = life.run("play", f"ws://127.0.0.1:{server.port}", "--robot", "toy:Wide", *STOP, *limit)
+    assert done.summary["missed"]["refused"] > 1 and done.remarks.count("the target failed") == 1
 
 
 def test_a_simulated_robot_plays_a_policy_of_a_server(life: Life, server: ServerProcess) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Typed
 
+from specact.cli.doctor import advice
 from specact.lab.rollout.processes import ServerProcess, linked, serving
 
 
@@ -18,6 +20,20 @@ def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_serv
     assert found["stages_ms"]["network"]["p50"] > 6.0
     assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
     assert printed.status == 0 and "advice: --deadline-ms" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "execute", "said"), [(60.0, 5, ""), (190.0, 5, "--execution late"), (500.0, 5, "--rate-hz to 8,"),
+                                         (500.0, 1, "a faster link")],
+)  # fmt: skip
+def test_doctor_advises_late_verdicts_where_a_verified_step_delays_the_loop(
+    deadline_ms: float, execute: int, said: str
+) -> None:
+    lines = list(advice({"period_ms": 100.0, "execute": execute, "server": {"deadline_ms": deadline_ms}}))
+    assert len(lines) == (3 if said else 1) and said in lines[-1]
+    # The rate that it names is one at which they are in time.
+    if rate := re.search(r"--rate-hz to ([\d.]+)", lines[-1]):
+        assert (execute - 1) / float(rate[1]) >= deadline_ms / 1e3
 
 
 def test_doctor_measures_a_policy_alone_and_advises_an_overlap(typed: Typed) -> None:

@@ -20,6 +20,7 @@ from specact.gates import Never
 from specact.gates.calibration import Calibration
 from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
 from specact.gates.settings import gate_settings
+from specact.lab.rollout.processes import ServerProcess, linked
 from specact.wire.messages import ErrorCode, Failure, Hello, exchange_bytes, read_hello
 
 STILL = [0.25, -0.5]
@@ -46,7 +47,7 @@ def test_anything_with_observe_and_act_is_driven(life: Life, ball: Words) -> Non
     assert done.status == 0, done.remarks
     assert re.search(r"^sent +1$", done.out, re.MULTILINE)
     # It has no stop() and no stop action.
-    assert "its last action stays in force" in done.out
+    assert "its last action stays in force" in done.remarks
     for robot, named in (("Runner", "Runner"), ("Absent", "no such device: /dev/arm0")):
         refused = life.run(*ball, "--robot", f"toy:{robot}")
         assert refused.status == 2 and named in refused.remarks
@@ -76,6 +77,15 @@ def test_late_verdicts_are_counted(life: Life, ball: Words) -> None:
     assert late["asked"] == summary["inferences"]
     assert 0 < late["in_time"] <= late["requests"] <= late["asked"]
     assert late["in_time"] <= late["replaced"] <= 5 * late["in_time"]
+
+
+def test_late_verdicts_that_are_never_in_time_are_refused_before_the_robot_moves(
+    typed: Typed, ball_server: ServerProcess
+) -> None:
+    with linked(ball_server.port, "loopback+delay=150") as relay:
+        words = ("run", "ball", "--server", f"ws://127.0.0.1:{relay.port}", "--execution", "late", "--episodes", "1")
+        refused = typed(*words, "--rate-hz", "50")
+    refused.refuses("80 ms after the first", "--rate-hz", "actions or more")
 
 
 def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(life: Life, ball: Words) -> None:

@@ -1,20 +1,46 @@
 """How a step's chunk is executed: single actions, and verdicts that are waited for, come late or come too late."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.execution.player import NO_OUTCOME, WAIT, ChunkPlayer, LateVerdicts
+from specact.execution.player import NO_OUTCOME, WAIT, ChunkPlayer, LateVerdicts, check_late
+from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pending
 from specact.rng import StepAddress
 from specact.types import Chunk, Miss, OffloadTimes, Origin, Outcome, Proposal
 
 SHAPES = [(1, 1), (4, 4), (4, 1), (5, 2), (6, 3), (7, 3), (8, 8), (3, 2)]
+
+
+def test_late_verdicts_of_which_none_can_be_in_time_are_refused() -> None:
+    """Of n actions the last is begun n - 1 control steps after the first: with one action no verdict is in time."""
+    pair, calls = load_pair("ball"), list[StepAddress]()
+    assert pair.execute == 5
+
+    class Slow:
+        def __init__(self, seconds: float, result: object = None) -> None:
+            self.seconds, self.outcome = seconds, result
+
+        def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Any]:
+            calls.append(address)
+            time.sleep(self.seconds)
+            return Pending(lambda: self.outcome)
+
+    with pytest.raises(ConfigError, match=r"--rate-hz.*execute \d+ actions or more"):
+        check_late(Slow(0.05), pair, 0.01)
+    assert len(calls) == 5 == len(set(calls)), "none of five"
+    with pytest.raises(ConfigError, match=r"execute 2 actions or more") as caught:
+        check_late(Slow(0.0), replace(pair, execute=1), 3600.0)
+    assert "--rate-hz" not in str(caught.value)
+    check_late(Slow(0.0), pair, 3600.0)
+    check_late(Slow(0.05, Miss("refused", OffloadTimes())), pair, 0.01)
 
 
 def chunks(n: int, count: int, seed: int) -> list[tuple[Chunk, Chunk]]:

@@ -34,7 +34,7 @@ from tests.remote.conftest import (
 from tests.remote.test_parity import SERVED, flow_pair
 
 import specact
-from specact.errors import BundleError, ConfigError
+from specact.errors import BundleError, ConfigError, MissError
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.remote import openpi_source, target_endpoint
 from specact.lab.rollout.processes import serving
@@ -210,6 +210,17 @@ def test_addresses_and_descriptions_that_cannot_be_used_and_a_pair_of_codes_are_
         file.write_text(text)
         with pytest.raises(ConfigError, match=name):
             target_endpoint(source, None, None, contract)
+
+
+def test_what_a_server_says_of_its_error_reaches_the_one_who_asks(tmp_path: Path) -> None:
+    (tmp_path / "robot.toml").write_text(DESCRIPTION)
+    trace = 'Traceback:\n  File "p.py"\nValueError: no camera\x1b\n'
+    with misbehaving("openpi") as (there, port):
+        there.behave = lambda there, peer, question: peer.say(trace)
+        with specact.connect(f"openpi:ws://127.0.0.1:{port}#{tmp_path / 'robot.toml'}") as policy:
+            assert policy.client.failure is None
+            with pytest.raises(MissError, match=r"\(refused: ValueError: no camera\?\)"):
+                policy({"state": np.zeros(2)})
 
 
 def openpis_server() -> Any:

@@ -100,7 +100,7 @@ def _probe(client: Client, requests: int, pause_s: float) -> list[OffloadTimes]:
     for _ in range(requests):
         found = client.request("infer", request, 2000.0, wait_if_busy=True).result()
         if isinstance(found, Miss):
-            causes.add(found.cause)
+            causes.add(found.cause if client.failure is None else f"{found.cause}: {client.failure}")
         else:
             times.append(found[1])
         time.sleep(pause_s)
@@ -133,7 +133,7 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
     findings = {
         "bundle": str(pair.path), "fingerprint": pair.fingerprint,
         "draft_ms": median_ms({0: lambda: drafter.propose(window, rng)})[0],
-        "period_ms": 1e3 / pair.rate_hz,
+        "period_ms": 1e3 / pair.rate_hz, "execute": pair.execute,
     }  # fmt: skip
     if isinstance(pair.parts, CodeParts) and (target := pair.parts.local_target) is not None:
         findings["target_ms"] = median_ms({0: lambda: target.infer(window)})[0]
@@ -145,15 +145,26 @@ def _lines(findings: dict[str, Any]) -> Iterator[str]:
     yield from lines_of(findings | {"missing": missing})
     for extra in missing:
         yield f"for what is missing of {extra}: pip install 'specact[{extra}]'"
+    yield from advice(findings)
+
+
+def advice(findings: dict[str, Any]) -> Iterator[str]:
+    """What the latencies of a server mean for a pair, or for a policy alone."""
     if (server := findings.get("server")) is None:
         return
     if (chunk := findings.get("chunk")) is None:
         yield f"advice: --deadline-ms {server['deadline_ms']:.3g}"
-        if server["deadline_ms"] > findings["period_ms"]:
-            yield (
-                f"this is longer than the control period of {findings['period_ms']:.0f} ms: verified steps delay the "
-                "control loop; lower --rate or use a faster link"
-            )
+        if (needed := server["deadline_ms"]) > (period := findings["period_ms"]):
+            yield f"this is longer than the control period of {period:.0f} ms: verified steps delay the control loop"
+            later = findings["execute"] - 1
+            if needed < later * period:
+                yield f"advice: --execution late, for which a verdict may take {later * period:.0f} ms"
+            else:
+                slower = f"lower --rate-hz to {1e3 * later / needed:.2g}, " if later else ""
+                yield (
+                    f"even late verdicts may take only {later * period:.0f} ms: {slower}use a faster link, or play a "
+                    "target that is a chunk policy alone: specact play, --execution aligned"
+                )
         return
     periods = ceil(server["deadline_ms"] / findings["period_ms"])
     if periods < chunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,18 +16,23 @@ from msgspec import Meta
 
 from specact import __version__
 from specact.cli.options import Access, Flat, Maybe, Options, Rare
-from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark
+from specact.cli.output import command_line, lines_of, print_result, progress_bars, progress_lines, remark
 from specact.errors import ConfigError
 from specact.imports import load_object, make_object
 from specact.interrupts import Interrupts
 from specact.observation import ObservationSpec
 from specact.records import Count, Positive, PositiveShare, RateHz, Seed
+from specact.remote.client import Client
 from specact.robot.loop import Acting, Journal, Robot, Tick, run_loop, stop_after
 from specact.safety import Fallback
 from specact.types import ActionUnits, Clock
 
 # Exit status of a run that was stopped by misses.
 STOPPED = 3
+_NOT_STOPPED = (
+    "the robot cannot be told to stop: at the end its last action stays in force; give --stop-action what makes it "
+    "stand still, or the robot a method stop()"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Plan:
         summarise: from the journal of the control loop and the source of actions, as plain values.
         about: metadata for a recording.
         note: called with every tick.
+        client: of the server, if there is one.
     """
 
     env: str
@@ -48,6 +55,7 @@ class Plan:
     summarise: Callable[[Journal, Any], dict[str, Any]]
     about: dict[str, Any]
     note: Callable[[Tick], None] = lambda tick: None
+    client: Client | None = None
 
 
 @dataclass(frozen=True)
@@ -107,15 +115,23 @@ class Session(Options):
         recorder = None if self.record is None else self._recorder(self.record, plan)
         acting: Acting | None = None
         real: Any = None
+        lines, seconds, until = progress_lines(), self.seconds or 60.0, math.inf
+
+        def warn_once(cause: str, why: str) -> None:
+            if cause not in causes:
+                causes.add(cause)
+                remark(f"{why}; the fallback acts, and further ones like it are only counted", warn=True)
 
         def note(tick: Tick) -> None:
             journal.note(tick)
             if recorder is not None:
                 recorder.note(tick)
-            if tick.unusable is not None and tick.unusable.cause not in causes:
-                causes.add(tick.unusable.cause)
-                why = f"an observation cannot be used: {tick.unusable}"
-                remark(f"{why}; the fallback acts, and further ones like it are only counted", warn=True)
+            if tick.unusable is not None:
+                warn_once(tick.unusable.cause, f"an observation cannot be used: {tick.unusable}")
+            if plan.client is not None and plan.client.failure is not None:
+                warn_once("failure", f"a request failed on the server: {plan.client.failure}")
+            if real is not None:
+                lines("seconds", int(seconds - until + time.monotonic()), math.ceil(seconds))
             plan.note(tick)
 
         def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
@@ -127,7 +143,9 @@ class Session(Options):
             if self.robot is not None:
                 real = make_object(self.robot, "robot", ("observe", "act"))
                 acting = _begin(plan, real, interrupts)
-                until = time.monotonic() + (self.seconds or 60.0)
+                if self._stopped_by(real) == "nothing":
+                    remark(_NOT_STOPPED, warn=True)
+                until = time.monotonic() + seconds
                 run(real, acting, 0, lambda: time.monotonic() < until)
             else:
                 simulated, episode_seed, limited = self._simulated(plan)
@@ -207,11 +225,6 @@ def _lines(summary: dict[str, Any]) -> Iterator[str]:
     yield from lines_of({name: value for name, value in summary.items() if name not in ("episodes", "stopped")})
     if summary["stopped"]:
         yield "the robot stopped itself: too many misses"
-    if summary["stopped_by"] == "nothing":
-        yield (
-            "the robot was not told to stop: its last action stays in force; give --stop-action what makes it stand "
-            "still, or the robot a method stop()"
-        )
 
 
 def about(policy: str, fingerprint: str, units: ActionUnits | None, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from tyro.conf import Positional
 
 from specact.cli.options import Options
@@ -51,7 +50,7 @@ class Proxy(Options):
             at = f"[{here}]" if ":" in here else here
             say(f"listening on {at}:{relay.port} for {self.target}, link {self.link}, seed {self.seed}; Ctrl-C ends")
             signal.sigwait(ends)
-        _print_summary(relay)
+        say(relay.summary())
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,3 @@ def _end_point(flag: str, text: str) -> tuple[str, int]:
 def _print_event(connection: int, kind: str, up_bytes: int, down_bytes: int) -> None:
     passed = "" if kind == "opened" else f", {up_bytes} bytes up, {down_bytes} bytes down"
     say(f"connection {connection} {kind}{passed}")
-
-
-def _print_summary(relay: Shaper) -> None:
-    counts = f"{relay.connections} connections, {relay.up_bytes} bytes up, {relay.down_bytes} bytes down"
-    late_ms = 1e3 * relay.lateness
-    if len(late_ms):
-        median, high = np.quantile(late_ms, [0.5, 0.99])
-        counts += f"; of the last {len(late_ms)} messages half left {median:.3f} ms late or less, 99 % {high:.3f} ms"
-    say(counts)

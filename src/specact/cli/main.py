@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from importlib import import_module
+from io import StringIO
 from typing import Any, NoReturn
 
 import tyro
@@ -65,6 +68,7 @@ OLD = {
     "--max-skips": "--gate-options max_skips=N",
     "--learned-max-skips": "--gate-options learned.max_skips=N",
     **dict.fromkeys(("serve --max-wait-ms", "serve --inline-below-ms", "serve --log-steps"), "it without"),
+    **dict.fromkeys(("serve --max-queue", "serve --max-pending"), "it without"),
     "eval --offset": "it without: a verified step takes the target's offset",
     **{f"{verb} --offline": f"specact offline {verb}" for verb in ("calibrate", "eval")},
     "eval --wire": "it without: only the stream is left",
@@ -98,8 +102,8 @@ def parse(words: Sequence[str]) -> Any:
     """Reads a command, the verb and its options, and runs nothing.
 
     Raises:
-        ConfigError: for an unknown verb, one of earlier versions, or a value that is not allowed.
-        SystemExit: for an unknown option, or after the help.
+        ConfigError: for a verb or option that is unknown, or of earlier versions, or a value that is not allowed.
+        SystemExit: after the help.
     """
     verb, *given = words
     options = load_verb(verb)
@@ -113,7 +117,22 @@ def parse(words: Sequence[str]) -> Any:
         given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
     given = with_file(verb, given, load_verb)
     given = ["--help" if word == "--help-all" else word for word in given]
-    return tyro.cli(options, prog=f"specact {verb}", args=given, config=MARKERS)
+    with redirect_stderr(StringIO()) as box:
+        try:
+            return tyro.cli(options, prog=f"specact {verb}", args=given, config=MARKERS)
+        except SystemExit as ended:
+            if not ended.code:
+                raise
+    # What the parser's box says, up to a rule or an empty line, and what it suggests.
+    lines = [line.strip("│| ") for line in box.getvalue().splitlines()[1:]]
+    wrong, _, rest = "\n".join(line if line.strip("─-") else "" for line in lines).strip().partition("\n\n")
+    hints = [
+        each
+        for each in re.findall("^--[a-z-]+|(?<=^Available subcommands: ).+", rest, re.MULTILINE)
+        if each not in wrong
+    ]
+    said = [wrong.replace("\n", " ").removesuffix("."), *(f"perhaps {hint}" for hint in hints)]
+    raise ConfigError("; ".join([*said, f"see specact {verb} --help"]))
 
 
 def main() -> None:
@@ -131,6 +150,7 @@ def main() -> None:
                 say(f"  {line}")
         else:
             parse(words).run()
+        sys.stdout.flush()
     except SpecactError as error:
         _fail(str(error), error, 2)
     except Interrupted as error:
@@ -140,6 +160,9 @@ def main() -> None:
         if missing is None:
             raise
         _fail(str(missing), missing, 2)
+    except BrokenPipeError:  # as with | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt as error:
         _fail("; ".join(["stopped", *_resume_hint()]), error, 130)
 

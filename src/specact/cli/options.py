@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -117,11 +118,22 @@ def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> li
     for name, value in (shared | own).items():
         option = f"--{name.replace('_', '-')}"
         if known[name][1]:
-            words = words if words and not words[0].startswith("-") else [value, *words]
+            words = words if _has_bare(words, known) else [value, *words]
         elif option not in typed and value is not False:
             several = [option, *map(str, value)] if isinstance(value, list) else [f"{option}={value}"]
             words += [option] if value is True else several
     return words
+
+
+def _has_bare(words: Sequence[str], known: dict[str, tuple[Any, bool]]) -> bool:
+    """Whether a word is neither an option nor its value."""
+    values = 0.0  # of the last option, still to come
+    for word in words:
+        kind = str(known.get(word[2:].replace("-", "_"), ("bool",))[0])
+        if not word.startswith("--") and not values:
+            return True
+        values = values - 1 if not word.startswith("--") else math.inf if "tuple" in kind else "bool" not in kind
+    return False
 
 
 def _options_of(options: Any) -> dict[str, tuple[Any, bool]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -91,9 +93,26 @@ def command_line() -> str:
     return shlex.join(["specact", *sys.argv[1:]])
 
 
+def progress_lines(every_s: float = 5.0) -> Callable[[str, int, int], None]:
+    """Progress as a line every few seconds, dropped where nobody reads them: a robot must not wait for its output."""
+    last_s = time.monotonic()
+
+    def update(name: str, done: int, total: int) -> None:
+        nonlocal last_s
+        now = time.monotonic()
+        if now - last_s >= every_s and select.select([], [2], [], 0.0)[1]:
+            last_s = now
+            remark(f"{name}: {done} of {total}")
+
+    return update
+
+
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress bars by name; yields ``update(name, done, total)``."""
+    """Progress bars by name, or in a pipe :func:`progress_lines`; yields ``update(name, done, total)``."""
+    if not remarks.is_terminal:
+        yield progress_lines()
+        return
     title = TextColumn("{task.description:22}", markup=False)
     with Progress(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=remarks) as bars:
         tasks: dict[str, TaskID] = {}

@@ -18,7 +18,7 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
 from specact.remote.client import Client
-from specact.robot.chunks import ActionRange, ChunkRunner, ChunkSource, InferenceThread, LocalSource
+from specact.robot.chunks import ActionRange, ChunkRunner, ChunkSource, Inference, InferenceThread, LocalSource
 from specact.robot.loop import Journal
 from specact.types import ActionUnits
 
@@ -65,7 +65,9 @@ class Play(Options):
         period_s, deadline_s = 1.0 / (tuning.rate_hz or spec.rate_hz), self.deadline_ms / 1e3
         usual_age_s = max(deadline_s, execution.overlap * period_s) + (execution.execute + 1) * period_s
         fallback = self.session.fallback_within(usual_age_s, units)
-        inference = stack.enter_context(InferenceThread(source))
+        # A simulated world that stands still meanwhile would make a step of its own for each inference.
+        waits = self.execution == "synchronous" and self.session.robot is None and not tuning.live
+        inference = Inference(source) if waits else stack.enter_context(InferenceThread(source))
 
         def make(robot: Any) -> ChunkRunner:
             return ChunkRunner(
@@ -79,7 +81,7 @@ class Play(Options):
             link = None if client is None else dict(client.counts)
             return journal.summary() | runner.summary() | {"link": link}
 
-        return Plan(env, spec.observation, period_s, make, summarise, described)
+        return Plan(env, spec.observation, period_s, make, summarise, described, client=client)
 
     def _execution(self, spec: ChunkSpec) -> Execution:
         execute = self.execute_actions or max(1, spec.chunk // 2)

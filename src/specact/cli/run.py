@@ -15,7 +15,7 @@ from specact.cli.driving import Plan, Session, about
 from specact.cli.options import ConfigFile, Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import remark, text_of
 from specact.errors import ConfigError
-from specact.execution.player import WAIT, LateVerdicts
+from specact.execution.player import WAIT, LateVerdicts, check_late
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.calibration import RateCheck, deciding_gate, find_calibration
@@ -112,6 +112,8 @@ class Run(Options):
             verdicts=LateVerdicts(math.inf) if late else WAIT, seed=tuning.seed,
         )  # fmt: skip
         client.report = policy.counts
+        if late and placed is None and self.gate != "never":
+            check_late(remote_verifier(client, pair, 10_000.0, details.sampling), pair, period_s)
 
         def note(tick: Tick) -> None:
             if check is not None and tick.record is not None and check.take(tick.record.decision):
@@ -133,7 +135,7 @@ class Run(Options):
             }
 
         described = about(pair.name, pair.fingerprint, pair.units, gate=self.gate)
-        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, described, note)
+        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, described, note, client)
 
     def _verifier(
         self, stack: ExitStack, pair: Pair[Any], deadline_ms: float, rate_hz: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -14,10 +14,6 @@ from specact.cli.output import command_line, print_result, progress_bars, remark
 from specact.errors import ConfigError
 from specact.files import check_folder, write_json
 from specact.records import Count, NotNegative, Seed
-
-if TYPE_CHECKING:
-    from specact.lab.tised.levers import Subject
-    from specact.lab.train.variants import BundleVariants
 
 
 @dataclass(frozen=True)
@@ -62,40 +58,29 @@ class Sweep(Options):
         from specact.lab.envs import env_of
         from specact.lab.rollout.pool import Pool
         from specact.lab.tised.drivers import ON_BOARD
-        from specact.lab.tised.levers import read_settings
+        from specact.lab.tised.levers import read_settings, subject_of
         from specact.lab.tised.sweep import Sweep as Request
         from specact.lab.tised.sweep import run_sweep, sweep_folder
+        from specact.lab.train.variants import BundleVariants
 
         details = self.details
-        subject, variants = self._subject()
+        subject = subject_of(
+            self.bundle, lambda loaded: BundleVariants(loaded, self.out / "variants"), self.draft, self.decoding,
+            details.execute, details.steps,
+        )  # fmt: skip
         request = Request(
             subject.bundle.fingerprint, read_settings(self.levers, subject),
             details.task or env_of(subject.bundle.env), self.paces, self.hardware, self.links or (ON_BOARD,),
             self.episodes, self.seed, self.idle, details.calibration_episodes, details.target_ms,
         )  # fmt: skip
         check_folder(self.out)
-        variants.make()
+        subject.variants.make()
         with Pool(details.workers, details.on) as pool, progress_bars() as update:
             run_sweep(request, self.out, update, pool, command=command_line())
         for label, parts in (made := sweep_folder(self.out).manifest())["latency_ms"].items():
             remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms, {made['latency']}")
         remark(f"next: specact tised analyse {self.out}")
         say(f"sweep: {self.out}")
-
-    def _subject(self) -> tuple[Subject, BundleVariants]:
-        """What the levers are applied to, and the variants of its networks, which are not made yet."""
-        from specact.bundle.bundle import find_bundle
-        from specact.bundle.manifest import read_manifest
-        from specact.families.chunks.flow import FlowBundle, load_flow
-        from specact.lab.tised.levers import Subject
-        from specact.lab.train.variants import BundleVariants
-        from specact.load import load_pair
-
-        alone = self.draft is None and not self.decoding and read_manifest(find_bundle(self.bundle)).kind == "flow"
-        loaded = load_flow(self.bundle) if alone else load_pair(self.bundle, draft=self.draft, decoding=self.decoding)
-        usual = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
-        variants = BundleVariants(loaded, self.out / "variants")
-        return Subject(loaded, self.details.execute or usual, variants, self.details.steps), variants
 
 
 # Columns that are printed, on 80 characters: times in seconds; N, T chunk and T task over successes.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.pair import Pending, Verifier
+from specact.pair import Pair, Pending, Verifier
 from specact.rng import StepAddress
 from specact.types import Chunk, Miss, Outcome, Proposal
 
@@ -148,3 +150,29 @@ class LateVerdicts(Verdicts):
         (request, address, seen_s), self._in_flight = self._in_flight, None
         # Taken in any case: the client counts its misses when they are taken.
         return request.result(), address == wanted and now - seen_s <= self._max_age_s
+
+
+def check_late(verifier: Verifier, pair: Pair[Any], period_s: float) -> None:
+    """Refuses late verdicts that would all come after the draft's last action, at control steps of ``period_s`` [s].
+
+    Verifies up to five drafts, until one is in time. A verdict can replace actions until the last one is executed, n -
+    1 control steps after the first.
+
+    Raises:
+        ConfigError: with the control rate, and the actions n of a chunk, for which they would be in time.
+    """
+    draft = pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0))
+    fastest_s, steps = math.inf, pair.execute - 1
+    for number in range(5):
+        began = time.perf_counter()
+        failed = isinstance(verifier.submit(draft, StepAddress(0, 0, 0, number)).result(), Miss)
+        fastest_s = min(fastest_s, time.perf_counter() - began)
+        # A server that fails is the fallback's case.
+        if failed or fastest_s < steps * period_s:
+            return
+    rate = f"control at {0.9 * steps / fastest_s:.2g} Hz or less (--rate-hz), " if steps else ""
+    raise ConfigError(
+        f"late verdicts could not be in time: one takes {1e3 * fastest_s:.0f} ms, and the last of the {pair.execute} "
+        f"actions that are executed of a chunk begins {1e3 * steps * period_s:.0f} ms after the first; {rate}execute "
+        f"{math.ceil(fastest_s / period_s) + 1} actions or more, or wait for the verdicts"
+    )

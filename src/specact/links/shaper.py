@@ -98,6 +98,16 @@ class Shaper:
         """
         return np.array(list(self._late), dtype=np.float64)
 
+    def summary(self) -> str:
+        """What it relayed, and how late, in words."""
+        counts = f"{self.connections} connections, {self.up_bytes} bytes up, {self.down_bytes} bytes down"
+        if not len(late_ms := 1e3 * self.lateness):
+            return counts
+        median, high = np.quantile(late_ms, [0.5, 0.99])
+        return (
+            f"{counts}; of the last {len(late_ms)} messages half left {median:.3f} ms late or less, 99 % {high:.3f} ms"
+        )
+
     def pacer(self, connection: int, up: bool) -> Pacer:
         """What delays the messages of a connection in one direction."""
         rng = stream(self._seed, Role.LINK, robot=connection, step=0 if up else 1)

@@ -99,7 +99,7 @@ class Client(AbstractContextManager["Client"]):
     that could not keep ``deadline_ms`` for ``rate_hz`` requests a second, where they are known, refuses the robot.
 
     Attributes:
-        welcome, problem: the server's reply to the hello, and why there is currently no connection; each None if not.
+        welcome, problem, failure: reply to the hello, why there is no connection, and the server's last error, or None.
         report: counters sent with every request, for the server's status page; a policy's ``counts``.
         counts: ``connections``, ``requests`` sent, ``answered``, ``late``, ``unwanted`` (that answer no request),
             ``unreadable``.
@@ -111,8 +111,7 @@ class Client(AbstractContextManager["Client"]):
     ) -> None:  # fmt: skip
         if jpeg_quality is not None:
             if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
-                needed = "a quality from 1 to 95 and a server of specact's own protocol"
-                raise ConfigError(f"JPEG frames need {needed}, got {jpeg_quality} and {endpoint}")
+                raise ConfigError(f"JPEG needs a quality of 1 to 95, and not openpi, got {jpeg_quality} for {endpoint}")
             # Raises now, before a robot moves, if Pillow is missing.
             to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
         self.contract = contract
@@ -123,6 +122,7 @@ class Client(AbstractContextManager["Client"]):
             self._open = lambda: OpenpiConversation(endpoint, CONNECT_TIMEOUT_S, contract)
         self.welcome: Welcome | None = None
         self.problem: str | None = f"no connection to {endpoint} yet"
+        self.failure: str | None = None
         self.report: Counts = {}
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -229,7 +229,7 @@ class Client(AbstractContextManager["Client"]):
             except WireError:
                 waiting.cause = "invalid"
         elif reply is not None:
-            waiting.cause = _CAUSES.get(reply.code, "refused")
+            waiting.cause, self.failure = _CAUSES.get(reply.code, "refused"), printable(reply.message)
         return Miss(waiting.cause or "disconnected", OffloadTimes(network=now - waiting.started_s), waiting.sent)
 
     def _wait(self, stream: Stream, waiting: _Waiting) -> None:

@@ -63,7 +63,7 @@ class OpenpiConversation(Stream):
             raise StreamClosedError("the server sent a message that answers no request, or leaves pings unanswered")
         self._outstanding, self.alive_s = None, time.monotonic()
         if isinstance(message, str):
-            return Failure(number, ErrorCode.INTERNAL, message)
+            return Failure(number, ErrorCode.INTERNAL, message.strip().rpartition("\n")[2])
         if message == self._last_message and _TIMING_KEY in message:
             raise StreamClosedError("the server sent a reply twice")
         self._last_message = message
@@ -71,7 +71,7 @@ class OpenpiConversation(Stream):
 
     def _read_welcome(self, message: bytearray | str) -> Welcome:
         if isinstance(message, str):
-            raise StreamClosedError(message)  # an error, of a model that may be loaded later
+            raise StreamClosedError(message.strip().rpartition("\n")[2])  # of a model that may be loaded later
         contract: Contract | None = self._contract
         self.metadata = said = openpi.decode(message)
         names = (said.get(name) for name in ("bundle", "fingerprint", "specact"))

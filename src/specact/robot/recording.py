@@ -187,8 +187,8 @@ class Recorder:
             self._add("/chunk", now, _of_chunk(ended))
         self._add_action(acting.origin)
         unusable = "" if tick.unusable is None else tick.unusable.cause
-        values = {"late_s": tick.late_s, "stall_s": tick.stall_s, "acted": tick.acted, "unusable": unusable}
-        self._add("/control", now, {"episode": self._episode, **values})
+        values = {name: getattr(tick, name) for name in ("late_s", "stall_s", "acted", "held")}
+        self._add("/control", now, {"episode": self._episode, "unusable": unusable, **values})
         self._step.is_control = True
 
     def _put(self) -> None:

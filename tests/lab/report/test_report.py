@@ -203,6 +203,9 @@ def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
     assert (written["runs"], written["recordings"]) == (0, 1) and "Report on 1 recording" in said
     assert "3 of 4, mean score 0.750" in said and f"{len(ticks):,}, 0 more were dropped" in said
     assert "shape 4" in said and f"{sent}, {sent / len(records):.3f} of all" in said
+    lost = int(sum(tick.late_s for tick in ticks) * 20.0 + 1e-9)
+    held = sum(tick.held for tick in ticks)
+    assert held >= 4 and f"stood still {(held + lost) / (len(ticks) + lost):.3f} of all periods" in said
     steps = rows(tmp_path / "files/run-steps.csv")
     assert len(steps) == len(ticks)
     origins = {row["origin"]: int(row["actions"]) for row in rows(tmp_path / "files/run-origins.csv")}

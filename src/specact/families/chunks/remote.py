@@ -105,7 +105,8 @@ class RemotePolicy:
 
     def _answered(self, found: Chunk | Miss) -> Chunk:
         if isinstance(found, Miss):
-            why = f": {self.client.problem}" if self.client.problem else ""
+            said = self.client.failure if found.cause == "refused" else self.client.problem
+            why = f": {said}" if said else ""
             raise MissError(
                 f"the server gave no usable answer within {self._deadline_ms:g} ms ({found.cause}{why}); call again, "
                 "or connect with a longer deadline_ms",

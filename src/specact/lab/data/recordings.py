@@ -238,7 +238,7 @@ def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
     own = schema and (TOPICS[topic] if topic in TOPICS else _OBSERVATIONS.get(schema.name))
     if not own or own.name != schema.name:
         return None
-    return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own is ros.INFERENCE else own
+    return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own in ros.GREW else own
 
 
 def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> tuple[Written, int, int]:

@@ -41,10 +41,8 @@ def tables_of(recorded: Recorded) -> Iterator[Table]:
     controls, rate_hz = [step.control for step in recorded.steps], recorded.about["rate_hz"]
     late, stall = (max((control[name] for control in controls), default=0.0) for name in ("late_s", "stall_s"))
     lost = int(sum(control["late_s"] for control in controls) * rate_hz + 1e-9)
-    # The fallback may also act as the draft does: it stands still where its action is the last one again.
-    sent = [None if step.action is None else step.action.tolist() for step in recorded.steps]
-    held = (step.origin == "fallback" and sent[max(0, i - 1)] == sent[i] for i, step in enumerate(recorded.steps))
-    still = sum(action is None or same for action, same in zip(sent, held, strict=True))
+    known = all("held" in control for control in controls)  # not in recordings of earlier versions
+    still = (lost + sum(control.get("held", 0) for control in controls)) / max(1, lost + len(controls))
     scores = [each["score"] for each in recorded.judged.values()]
     won = sum(bool(each["success"]) for each in recorded.judged.values())
     yield _facts("control", f"Control, at {rate_hz:g} Hz", {
@@ -52,7 +50,7 @@ def tables_of(recorded: Recorded) -> Iterator[Table]:
         "succeeded": f"{won} of {len(scores)}, mean score {np.mean(scores):.3f}" if scores else NONE,
         "periods": f"{len(controls):,}, {recorded.dropped} more were dropped from the recording",
         "lost periods": str(lost),
-        "stood still": f"{(still + lost) / max(1, len(controls) + lost):.3f} of all periods",
+        "stood still": f"{still:.3f} of all periods" if known else NONE,
         "longest stall": f"{1e3 * stall:.1f} ms",
         "longest lateness": f"{1e3 * late:.1f} ms",
         "unusable observations": _counted(controls, "unusable"),

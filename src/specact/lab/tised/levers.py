@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError, unknown_name
 from specact.execution.schedule import Execution, Kind
-from specact.families.chunks.flow import FlowBundle
+from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, Setting, SplitDriver
+from specact.load import load_pair
 from specact.pair import Pair, PairSource
 from specact.systems.flow import FLASH, FULL, ROUNDS
 from specact.systems.freqcache import FREQCACHE, Reuse, ReusingRounds
@@ -50,6 +53,19 @@ class Subject:
         if isinstance(self.bundle, FlowBundle):
             return "policy", "flow"
         return ("policy", "codes", "pair") if isinstance(self.bundle.parts, CodeParts) else ("pair",)
+
+
+def subject_of(
+    bundle: str, variants_of: Callable[[Any], Any], draft: str | None, decoding: str, execute: int | None, steps: int
+) -> Subject:
+    """What the levers are applied to; the variants of its networks are not made yet.
+
+    Without ``execute`` it is the bundle's own, for a flow policy alone half of the chunk.
+    """
+    alone = draft is None and not decoding and read_manifest(find_bundle(bundle)).kind == "flow"
+    loaded = load_flow(bundle) if alone else load_pair(bundle, draft=draft, decoding=decoding)
+    usual = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
+    return Subject(loaded, execute or usual, variants_of(loaded), steps)
 
 
 @dataclass(frozen=True)
