@@ -18,7 +18,7 @@ from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.rollout import episode_seed
-from specact.lab.rollout.statistics import contrast, holm, mean_interval
+from specact.lab.rollout.statistics import Interval, contrast, holm, mean_interval
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.types import StepRecord
@@ -102,6 +102,12 @@ def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[fl
             "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,
         }  # fmt: skip
     return costs
+
+
+def ratio_interval(sums: np.ndarray, counts: np.ndarray) -> Interval:
+    """A ratio of sums, linearised: its value, and an interval over episodes of different lengths, ``[episodes]``."""
+    ratio = sums.sum() / counts.sum()
+    return mean_interval(ratio + (sums - ratio * counts) / counts.mean())
 
 
 def outcomes(folder: Path, method: str, column: str = "success") -> np.ndarray:

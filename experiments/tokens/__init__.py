@@ -14,18 +14,19 @@ from matplotlib.figure import Figure
 from experiments.figures import add_series, points_of
 from experiments.flash import METHODS as FLOW
 from experiments.grid import Cell, Results, Run, evaluated
-from experiments.measure import interleaved, largest_p, outcomes, paired, relative_costs
+from experiments.measure import interleaved, largest_p, outcomes, paired, ratio_interval, relative_costs
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
-from specact.lab.evaluation.run import Evaluation
+from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair
 
-DRAFTED = ("draft_9", "draft_fixed")
+# Of the policy that has a draft, and chunks of several actions.
+CHUNKED = ("draft_9", "draft_fixed", "kerv_chunk_tail", "kerv_one", "kerv_no_tail_one")
 SYSTEMS = (
     "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
     "specvla_device", "last", "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed",
@@ -77,7 +78,7 @@ def plan(run: Run) -> Iterator[Cell]:
     A method is a cell, with the controls at its rate, so that a changed one runs alone: ``--only '*/methods/kerv*'``.
     """
     for bundle, (shard, on_path, draft) in POLICIES.items():
-        names = (*SYSTEMS, *DRAFTED) if draft else SYSTEMS
+        names = (*SYSTEMS, *CHUNKED) if draft else SYSTEMS
         for name in names:
             # Of relocate's hand nothing is a gripper, so that a strict one changes nothing.
             if METHODS[name].rate_of in names or (name == "specvla_uniform" and bundle.startswith("relocate")):
@@ -88,6 +89,7 @@ def plan(run: Run) -> Iterator[Cell]:
                 bundle, None, tuple(ran), 200, seed=run.seed, shard=shard, draft=draft, rate=1.0 / 3.0
             )
             yield Cell(f"{bundle}/methods/{name}", partial(with_outcomes, evaluation))
+        yield Cell(f"{bundle}/first_errors", partial(first_errors, bundle, shard))
         yield Cell(f"{bundle}/gain", partial(gain, bundle, on_path))
         if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
             yield Cell(f"{bundle}/others", partial(others, bundle, shard))
@@ -108,6 +110,28 @@ def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, A
         for method in summary["methods"]
     }
     return summary | {"outcomes": found}
+
+
+def first_errors(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, dict[str, Any]]:
+    """Mean position of the first rejected token among all of an inference, and among those of its first action.
+
+    Without a rejection it is their number: "average first-error position" (KERV). In closed loop, with intervals over
+    episodes.
+    """
+    methods, spec = tuple(METHODS[name] for name in ("specvla", "kerv")), load_policy(bundle).policy.spec
+    evaluated(Evaluation(bundle, None, methods, 50, seed=run.seed, shard=shard), folder, run)
+    found = {}
+    for method in methods:
+        steps = read_table(folder / "steps" / method.name)
+        rejected, counts = steps["rejected"].astype(np.float64), np.bincount(steps["episode"])
+        found[method.name] = {
+            "tokens": spec.chunk * spec.actions, "of_action": spec.actions, "inferences": len(rejected),
+            **{
+                name: vars(ratio_interval(np.bincount(steps["episode"], values), counts))
+                for name, values in (("first", rejected), ("first_of_action", np.minimum(rejected, spec.actions)))
+            },
+        }  # fmt: skip
+    return found
 
 
 def joined(cells: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.measure import target_path
+from experiments.measure import ratio_interval, target_path
 from experiments.tokens.methods import DEFINED, FILTER, METHODS, PERFECT, RANDOM
 from specact.families.tokens.pair import Decoding, TokenDrafter
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
@@ -84,8 +84,7 @@ def measure_drafters(pair: Pair[Any], episodes: int, seed: int) -> dict[str, dic
     for (name, _), rows in decode_path(pair, grid, episodes, seed).items():
         counts, sums = np.array([len(one) for one in rows]), np.array([np.sum(one, axis=0) for one in rows])
         means = sums.sum(axis=0) / counts.sum()
-        # A ratio of sums, linearised: its value, and an interval over episodes of different lengths.
-        passes = mean_interval(means[0] + (sums[:, 0] - means[0] * counts) / counts.mean())
+        passes = ratio_interval(sums[:, 0], counts)
         values = {"passes": passes.mean, "passes_low": passes.low, "passes_high": passes.high}
         values |= {column: float(means[_COLUMNS.index(column)]) for column in ("accepted", "accepted_free")}
         for column, value in values.items():

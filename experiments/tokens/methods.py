@@ -65,6 +65,9 @@ DEFINED: dict[str, Decoding] = {
     "kerv_printed": varied("kerv", "KERV with the tolerance's rule as printed", adapts="printed"),
     "kerv_fixed": varied("kerv", "KERV within 9 bins always", adapts=None, bins=9),
     "kerv_walk": varied("kerv", "KERV with a random walk's tail", tail="walk"),
+    "kerv_chunk_tail": varied("kerv", "KERV whose tail fills the rest of the chunk, not of the action", tail_actions=4),
+    "kerv_one": varied("kerv", "KERV, one action executed per inference, as in its paper", execute=1),
+    "kerv_no_tail_one": varied("kerv_no_tail", "KERV's tolerance alone, one action executed per inference", execute=1),
     "heisd_verified": varied("heisd", "HeiSD without unverified steps", gate="always"),
     "heisd_random": varied(
         "heisd", "HeiSD, verified at random at its rate: the control", gate="random", rate_of="heisd"
@@ -87,8 +90,10 @@ RIVALS: dict[str, tuple[str, ...]] = {
     "ar": (), "strict": ("ar",), "strict_last": (), "strict_bigram": (), "strict_draft": (),
     "specvla": ("ar", "last", "specvla_uniform"), "specvla_5": (), "specvla_15": (), "specvla_20": (),
     "specvla_uniform": (), "specvla_device": (), "last": (), "bigram": (), "filter": (), "draft_9": (),
-    "random_tokens": (), "perfect": (), "kerv": ("ar", "kerv_fixed", "kerv_no_tail", "kerv_last", "kerv_walk"),
+    "random_tokens": (), "perfect": (),
+    "kerv": ("ar", "kerv_fixed", "kerv_no_tail", "kerv_last", "kerv_walk", "kerv_printed"),
     "kerv_printed": (), "kerv_fixed": (), "kerv_walk": (), "kerv_last": (), "kerv_no_tail": (),
+    "kerv_chunk_tail": ("kerv", "kerv_no_tail", "ar"), "kerv_one": ("kerv_no_tail_one",), "kerv_no_tail_one": (),
     "heisd": ("ar", "heisd_random"), "heisd_verified": (), "heisd_no_switch": (), "heisd_random": (), "last_random": (),
     "heisd_similar": ("ar", "heisd_similar_random", "heisd_fixed"), "heisd_similar_random": (),
     "heisd_fixed": ("ar", "heisd_fixed_random", "last_fixed", "draft_fixed"), "heisd_fixed_random": (),

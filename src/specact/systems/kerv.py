@@ -1,17 +1,21 @@
 """KERV (Zheng et al. 2026, arXiv 2603.01581): Spec-VLA with a Kalman tail and a tolerance that adapts.
 
-From the first rejected token on, the chunk is a Kalman filter's extrapolation of the last ten executed actions, without
-another pass of the target; at least four inferences lie between two such tails. The tolerance r follows the kinematic
-variability ``K = sum |Map(t_i) - Map(d_i)|`` of the accepted tokens::
+From the first rejected token on, the action is a Kalman filter's extrapolation of the last ten executed ones, without
+another pass of the target; the next control step infers anew, and at least four inferences lie between two such tails.
+The tolerance r follows the kinematic variability ``K = sum |Map(t_i) - Map(d_i)|`` of the accepted tokens::
 
     g(dK) = (high - low) exp(-(|dK| / K_S) ** 2)
     printed:   r <- clip(r + g(dK), low, high)
     repaired:  r <- low + g(dK)
 
+Target and head run at the server; filter and tolerance on the device, as in the paper on its CPU, but before the
+verification: the extrapolation is part of the request.
+
 What we changed: the printed rule only grows, as g is positive, so that the repaired one is the default; the paper has
-no ``|dK|``, without which an odd power exceeds 1. The paper does not say the filter's state; its code has a random walk
-with Q = 1 and R = 0.001, whose gain of 0.999 repeats the last action. Here the state is an action and its velocity,
-fitted by maximum likelihood; random walk and the last action are for comparison.
+no ``|dK|``, without which an odd power exceeds 1. The paper's policy predicts one action; of a chunk of several the
+executed part ends with the extrapolated one, and the k-th action is extrapolated k steps ahead. The paper does not say
+the filter's state; its code has a random walk with Q = 1 and R = 0.001, whose gain of 0.999 repeats the last action.
+Here the state is an action and its velocity, fitted by maximum likelihood; random walk and last action are controls.
 """
 
 from __future__ import annotations
@@ -244,8 +248,8 @@ class Kerv(Decoding):
         then, bins: the head; the largest tolerance.
         least: the smallest tolerance, if it adapts.
         adapts: the tolerance's rule; None leaves it at ``bins``.
-        tail: what replaces everything from the first rejected token on: a filter of this motion, or the ``last``
-            action; None: the target goes on.
+        tail: what replaces the rejected action from its first rejected token on: a filter of this motion, or the
+            ``last`` action; None: the target goes on.
         plain_steps: least number of inferences between two tails, so that errors do not accumulate.
     """
 

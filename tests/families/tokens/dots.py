@@ -82,7 +82,9 @@ def played(
     """The actions and the inferences of a robot that sees these, one for each chunk."""
     policy, actions, records = SpeculativePolicy(pair, gate or Always(), **parts), [], []
     for each in seen:
-        actions += [policy.act_on(each) for _ in range(pair.execute)]
+        actions.append(policy.act_on(each))
+        while not policy.wants_inference:
+            actions.append(policy.act_on(each))
         assert policy.record is not None
         records.append(policy.record)
     return np.stack(actions), records

@@ -20,7 +20,8 @@ from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.player import LateVerdicts
 from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.policy import DecodingRequest, TokenBundle, load_tokens, to_actions, to_tokens
-from specact.families.tokens.speculative import TAIL, Bigram, relaxed
+from specact.families.tokens.speculative import DRAFT, DROPPED, TAIL, TARGET, Bigram, Decoded, relaxed
+from specact.families.tokens.verify import token_outcome
 from specact.gates.gate import Never, Random
 from specact.load import load_pair
 from specact.observation import Window
@@ -28,7 +29,7 @@ from specact.pair import Pair
 from specact.rng import StepAddress
 from specact.systems.kerv import Kerv
 from specact.systems.tokens import load_token_pair
-from specact.types import Origin, Proposal
+from specact.types import NO_OFFLOAD, Origin, Outcome, Proposal
 from specact.wire.exchange import Request
 
 FEW = SEEN[:40]
@@ -43,26 +44,51 @@ def pair(wild: TokenBundle) -> Pair[Any]:
 
 def test_a_tail_is_the_last_action_and_never_soon_again(pair: Pair[Any], greedy: np.ndarray) -> None:
     actions, records = played(pair.composed(decoding=COMPENSATING), FEW)
-    compensated = [decoded(record).sources.max() == TAIL for record in records]
+    compensated = [(decoded(record).sources == TAIL).any() for record in records]
     # Nothing can be extrapolated at first; then after every two plain inferences, as soon as something is refused.
     wait = 1
     for record, tail in zip(records, compensated, strict=True):
         assert tail == (wait <= 0 and decoded(record).rejected < decoded(record).tokens.size)
         wait = 2 if tail else wait - 1
     assert sum(compensated) > 8
+    starts = np.cumsum([0, *(len(record.actions) for record in records)])
     for number in np.flatnonzero(compensated):
-        found = decoded(records[number])
-        before, tail = pair.units.from_environment(actions[number * pair.execute - 1]), found.sources == TAIL
-        np.testing.assert_allclose(to_actions(found.tokens)[tail], np.resize(before, tail.size)[tail], atol=1.01 / 255)
-        assert not tail[: found.rejected].any() and tail[found.rejected :].all()
-        origins = records[number].origins
-        assert (origins == Origin.COMPENSATED).tolist() == tail.reshape(-1, 2).any(axis=1).tolist()
-        np.testing.assert_array_equal(found.tokens[~tail], greedy[number][~tail])
+        found, end = decoded(records[number]), 2 * len(records[number].actions)
+        before, at = pair.units.from_environment(actions[starts[number] - 1]), np.arange(found.rejected, end)
+        np.testing.assert_array_equal(np.flatnonzero(found.sources == TAIL), at)
+        np.testing.assert_allclose(to_actions(found.tokens)[at], np.resize(before, 6)[at], atol=1.01 / 255)
+        np.testing.assert_array_equal(found.tokens[: found.rejected], greedy[number][: found.rejected])
+        assert len(found.accepted) == 1, "one pass after that over the prefix"
     # The next inference is the target's again: nothing of the compensation stays.
     np.testing.assert_array_equal(decoded(records[2]).tokens, greedy[2])
     # So are late verdicts that are there at once: what a compensation teaches the drafter comes with them.
     late, _ = played(pair.composed(decoding=COMPENSATING), FEW, verdicts=LateVerdicts(10.0))
     np.testing.assert_array_equal(late, actions)
+
+
+@pytest.mark.parametrize("first", range(1, 6))
+def test_a_tail_fills_the_rejected_action_alone_and_the_chunk_ends_with_it(pair: Pair[Any], first: int) -> None:
+    """Of three actions of two tokens; the tokens before the rejected one stay as they are."""
+    tokens, sources = np.arange(6) * 40, np.array([TARGET, *[DRAFT] * (first - 1), *[TAIL] * (6 - first)], np.uint8)
+    chunk = Decoded(tokens, sources, np.zeros(6, np.int64), [first - 1], [6], first, np.zeros((6, 1), np.float32), True)
+
+    def outcome(decoding: Kerv) -> Outcome:
+        return token_outcome(chunk, pair.composed(decoding=decoding).parts, NO_OFFLOAD)
+
+    found, whole = outcome(COMPENSATING), outcome(replace(COMPENSATING, tail_actions=3))
+    end = first // 2 + 1
+    np.testing.assert_allclose(found.actions, to_actions(tokens).reshape(3, 2)[:end], atol=1e-5)
+    assert found.origins.tolist() == [*[Origin.ACCEPTED] * (end - 1), Origin.COMPENSATED]
+    np.testing.assert_array_equal(found.evidence.tokens[:first], tokens[:first])
+    np.testing.assert_array_equal(found.evidence.sources, np.where(np.arange(6) < 2 * end, sources, DROPPED))
+    # A wrong variant, whose tail fills the rest of the chunk.
+    assert whole.origins.tolist().count(Origin.COMPENSATED) == 4 - end
+    # With one action of a chunk executed, a tail in a later one is none: the next rejection may be compensated.
+    single = replace(COMPENSATING, execute=1)
+    drafter: Any = pair.composed(decoding=single).drafter()
+    drafter.on_action(np.zeros(2, np.float32), np.zeros(2, np.float32))
+    drafter.verified(outcome(single).evidence)
+    assert (drafter.tail() is None) == (first < 2)
 
 
 def test_a_draft_may_have_shorter_or_longer_chunks(pair: Pair[Any]) -> None:

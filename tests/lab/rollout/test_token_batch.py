@@ -67,7 +67,7 @@ def test_the_time_of_a_batch_is_divided_by_its_windows(pair: Pair[Any]) -> None:
 def test_a_robot_asks_before_it_acts(pair: Pair[Any]) -> None:
     """Two robots of one batch act as one robot of its own."""
     windows = [pair.observation.zeros() for _ in range(2)]
-    batch, clocks = TokenBatch(pair.parts.target(), pair.units), [SharedClock() for _ in windows]
+    batch, clocks = TokenBatch(pair.parts), [SharedClock() for _ in windows]
     policies = [
         SpeculativePolicy(pair, Always(), verifier=BatchVerifier(batch, clock), clock=clock) for clock in clocks
     ]
@@ -87,7 +87,7 @@ def test_what_is_not_finite_misses_alone(pair: Pair[Any], monkeypatch: pytest.Mo
 
     tokens = TokenNetworks.tokens
     monkeypatch.setattr(TokenNetworks, "tokens", first_is_nan)
-    batch = TokenBatch(pair.parts.target(), pair.units)
+    batch = TokenBatch(pair.parts)
     policies = [SpeculativePolicy(pair, Always(), verifier=BatchVerifier(batch, SharedClock())) for _ in range(3)]
     for policy in policies:
         policy.ask(pair.observation.zeros())

@@ -94,7 +94,7 @@ class TokenDrafter(Follower):
         return relaxed(bins, spec.chunk * spec.actions, spec.actions, strict, groups, total)
 
     def tail(self) -> Tokens | None:
-        """What replaces everything from the first rejected token on, ``[T]``, or None."""
+        """The chunk ``[T]`` whose tokens replace those from the first rejected one on, or None."""
         return None
 
     def _actions(self, candidates: Tokens, window: Window, rng: np.random.Generator) -> Chunk:
@@ -129,6 +129,8 @@ class Decoding:
         then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
         bins, uniform: tolerance of a token [bins], 0 is strict; whether a gripper has it, too (Spec-VLA's paper).
+        execute: actions of a chunk that are executed before the next inference; None: all.
+        tail_actions: actions that a tail fills at most; the executed chunk ends with them.
         gate, rate_of: decides which steps are verified; of a random one the decoding whose achieved rate is used.
         drafts: what proposes on the device.
     """
@@ -138,6 +140,8 @@ class Decoding:
     then: str = "none"
     bins: int = 0
     uniform: bool = False
+    execute: int | None = None
+    tail_actions: int = 1
     gate: str = "always"
     rate_of: str | None = None
     drafts: ClassVar[type[TokenDrafter]] = TokenDrafter
@@ -189,12 +193,12 @@ class TokenParts(PairIdentity):
         return self.policy
 
     def pair(self) -> Pair[Prefilled]:
-        """As a pair, all of whose chunk is executed; ConfigError for a draft that is incompatible with the target."""
-        spec = self.policy.spec
+        """As a pair; ConfigError for a draft that is incompatible with the target."""
+        spec, execute = self.policy.spec, self.decoding.execute
         return Pair(
-            **self.identity, observation=joint_observation(self.draft, spec), units=self.units, execute=spec.chunk,
-            rate_hz=spec.rate_hz, parts=self,
+            **self.identity, observation=joint_observation(self.draft, spec), units=self.units,
+            execute=spec.chunk if execute is None else execute, rate_hz=spec.rate_hz, parts=self,
             drafter=lambda: self.decoding.drafter(self), target=self.target,
-            verifier=lambda target: TokenVerifier(target, self.units),
+            verifier=lambda target: TokenVerifier(target, self),
             exchange=TokenExchange(self),
         )  # fmt: skip

@@ -267,8 +267,8 @@ def relaxed(
     return Acceptance(each, whole, total)
 
 
-# Origin of a token. The numbers are part of the wire format.
-TARGET, DRAFT, TAIL = 0, 1, 2
+# Origin of a token; the first three numbers are part of the wire format. The device drops those it does not execute.
+TARGET, DRAFT, TAIL, DROPPED = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
@@ -276,7 +276,7 @@ class Decoded:
     """One chunk of T tokens, with statistics of its decoding.
 
     Attributes:
-        tokens, sources: ``[T]``; ``TARGET``, ``DRAFT`` or ``TAIL`` of each, uint8 ``[T]``.
+        tokens, sources: ``[T]``; ``TARGET``, ``DRAFT``, ``TAIL`` or ``DROPPED`` of each, uint8 ``[T]``.
         bias: drafted token minus the target's most likely one, given the tokens before it, int64 ``[T]``; else 0.
         accepted, read: number of drafted tokens accepted, and of tokens processed, in each pass after the prefix's.
         rejected: position of the first rejected token, or T.

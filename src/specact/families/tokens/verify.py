@@ -8,6 +8,7 @@ the chunk's first token, 2 bytes per number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +16,10 @@ import numpy as np
 from specact.errors import WireError
 from specact.families.chunks.policy import ChunkExchange, filled
 from specact.families.tokens.policy import BINS, OWN_DRAFTERS, DecodingRequest, Prefilled, TokenPolicy
-from specact.families.tokens.speculative import DRAFT, TAIL, UNLIMITED, Acceptance, Decoded
+from specact.families.tokens.speculative import DRAFT, DROPPED, TAIL, UNLIMITED, Acceptance, Decoded
 from specact.pair import Answer, Target, TargetVerifier
 from specact.rng import StepAddress
-from specact.types import ActionUnits, OffloadTimes, Origin, Outcome, Proposal
+from specact.types import OffloadTimes, Origin, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
 from specact.wire.messages import bad
@@ -31,30 +32,37 @@ MAX_CANDIDATES, _NONE = 8, -1
 
 
 class TokenVerifier(TargetVerifier[Prefilled]):
-    """Decodes windows that the target has prefilled; actions are in these units."""
+    """Decodes windows that the target has prefilled."""
 
-    def __init__(self, target: Target[Prefilled], units: ActionUnits) -> None:
+    def __init__(self, target: Target[Prefilled], parts: TokenParts) -> None:
         super().__init__(target)
-        self._units = units
+        self._parts = parts
 
     def judge(self, answer: Answer[Prefilled], proposal: Proposal, address: StepAddress) -> Outcome:
         (decoded,) = answer.value.decode([proposal.evidence])
-        return token_outcome(decoded, answer.value.policy, self._units, answer.times)
+        return token_outcome(decoded, self._parts, answer.times)
 
 
-def token_outcome(decoded: Decoded, policy: TokenPolicy, units: ActionUnits, times: OffloadTimes) -> Outcome:
+def token_outcome(decoded: Decoded, parts: TokenParts, times: OffloadTimes) -> Outcome:
     """A decoded chunk, its evidence, as an outcome in units of the actions; NaN if any logit was not finite.
 
     An action is *compensated* if any of its tokens is the tail's, otherwise *accepted* if any is a drafted one, and
-    *replaced* if all of them are the target's.
+    *replaced* if all of them are the target's. The chunk ends after so many actions as the decoding executes, and as a
+    tail may fill; the tokens behind are dropped.
     """
-    actions = units.from_environment(policy.chunk(decoded))
-    sources = decoded.sources.reshape(actions.shape)
+    actions, decoding = parts.units.from_environment(parts.policy.chunk(decoded)), parts.decoding
+    sources = decoded.sources.reshape(actions.shape).copy()
+    compensated = (sources == TAIL).any(axis=1)
+    end = len(actions) if decoding.execute is None else decoding.execute
+    if compensated.any():
+        end = min(end, int(np.argmax(compensated)) + decoding.tail_actions)
+    sources[end:] = DROPPED
     origins = np.full(len(actions), Origin.REPLACED, np.uint8)
     origins[(sources == DRAFT).any(axis=1)] = Origin.ACCEPTED
-    origins[(sources == TAIL).any(axis=1)] = Origin.COMPENSATED
-    accepted = int((decoded.sources == DRAFT).sum())
-    return Outcome(actions, origins, len(decoded.tokens), accepted, times, decoded)
+    origins[compensated] = Origin.COMPENSATED
+    verified, accepted = sources[:end].size, int((sources == DRAFT).sum())
+    found = replace(decoded, sources=sources.ravel())
+    return Outcome(actions[:end], origins[:end], verified, accepted, times, found)
 
 
 class TokenExchange(ChunkExchange):
@@ -62,7 +70,7 @@ class TokenExchange(ChunkExchange):
 
     def __init__(self, parts: TokenParts) -> None:
         policy, verify = parts.policy, _verification(parts.policy)
-        self._tokens, self._units, self._verify = policy, parts.units, verify
+        self._parts, self._tokens, self._verify = parts, policy, verify
         super().__init__(policy.spec, parts.name, parts.target_fingerprint, lambda: policy, parts.units, verify)
 
     def request(self, proposal: Proposal) -> Arrays:
@@ -82,7 +90,7 @@ class TokenExchange(ChunkExchange):
         features, finite = arrays["feature"][None].astype(np.float32), bool(((wanted >= 0) & (wanted < BINS)).all())
         rejected = int(arrays["rejected"][0])
         decoded = Decoded(tokens, arrays["sources"], bias, accepted, read, rejected, features, finite)
-        return token_outcome(decoded, self._tokens, self._units, times)
+        return token_outcome(decoded, self._parts, times)
 
     def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """All are decoded in one batch."""

@@ -261,7 +261,7 @@ class TokensRollout(FamilyRollout):
     def __init__(self, pair: Pair[Any], method: Method) -> None:
         super().__init__(pair, method)
         self._parts: TokenParts = pair.parts
-        self._batch = TokenBatch(self._parts.target(), pair.units)
+        self._batch = TokenBatch(self._parts)
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         # The tokens of greedy decoding [B, T]; those that the method decoded greedily are kept.
@@ -278,7 +278,7 @@ class TokensRollout(FamilyRollout):
     def judge(self, record: StepRecord, draft: None, target: Tokens) -> Row:
         (wanted,) = self.wanted([target])
         row: Row = {
-            "distance": chunk_distance(record.actions, wanted),
+            "distance": chunk_distance(record.actions, wanted[: len(record.actions)]),
             "drafted_distance": chunk_distance(record.proposal.actions, wanted),
             "action_change": 0.0 if record.outcome is not None else distance(wanted, record.actions),
         }

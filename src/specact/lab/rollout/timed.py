@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.execution.schedule import NOW_S
-from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.speculative import Tokens
 from specact.families.tokens.verify import token_outcome
 from specact.gates.gate import Gate
@@ -19,7 +19,7 @@ from specact.observation import Window
 from specact.pair import Answer, Drafter, Follower, Pending, TargetPolicy, Verifier, checked
 from specact.rng import StepAddress
 from specact.systems.flash import Round
-from specact.types import CLOCK, ActionUnits, Clock, Miss, OffloadTimes, Outcome, Proposal, StepRecord
+from specact.types import CLOCK, Clock, Miss, OffloadTimes, Outcome, Proposal, StepRecord
 from specact.wire.exchange import Contract
 
 A = TypeVar("A")
@@ -175,8 +175,8 @@ class TokenBatch:
         greedy: tokens of the last batch's requests that were decoded greedily, because nothing was drafted, by address.
     """
 
-    def __init__(self, target: TokenPolicy, units: ActionUnits) -> None:
-        self._target, self._units = target, units
+    def __init__(self, parts: TokenParts) -> None:
+        self._parts, self._target = parts, parts.target()
         self.greedy: dict[StepAddress, Tokens] = {}
         self.pending: list[_Request] = []
 
@@ -193,7 +193,7 @@ class TokenBatch:
         for request, found in zip(requests, decoded, strict=True):
             if sum(found.read) == len(found.read):
                 self.greedy[request.address] = found.tokens
-            outcome = token_outcome(found, prefilled.policy, self._units, times)
+            outcome = token_outcome(found, self._parts, times)
             request.outcome = checked(outcome, request.proposal)
 
 
