@@ -14,7 +14,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/bundle": (450, 810),
     f"{SRC}/gates": (1_000, 1_270),
     f"{SRC}/families": (2_900, 3_610),
-    f"{SRC}/systems": (2_200, 2_830),
+    f"{SRC}/systems": (2_200, 2_860),
     f"{SRC}/execution": (500, 500),
     f"{SRC}/robot": (900, 1_205),
     f"{SRC}/wire": (450, 769),
@@ -26,14 +26,14 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_680),
     f"{SRC}/lab/envs": (2_700, 2_700),
-    f"{SRC}/lab/train": (4_500, 5_240),
+    f"{SRC}/lab/train": (4_500, 5_255),
     f"{SRC}/lab/rollout": (2_100, 2_565),
     f"{SRC}/lab/evaluation": (1_700, 1_852),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_171),
-    "experiments": (4_500, 6_800),
+    "experiments": (4_500, 6_960),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 32_000),
+    "tests": (27_000, 32_080),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
