@@ -59,7 +59,7 @@ def judged(claim: Mapping[str, Any], facts: Metrics) -> dict[str, str]:
     places: Mapping[str, list[str]] = claim["conditions"]
     met = [place for place, conditions in places.items() if not [c for c in conditions if not _met(c, facts)]]
     kind = VERDICTS[2 if len(met) == len(places) else 1 if met else 0]
-    only = f" {' and '.join(met)}" if kind == "holds only" else ""
+    only = f" {' and '.join(filter(None, (', '.join(met[:-1]), met[-1])))}" if kind == "holds only" else ""
     return {"verdict": f"{kind}{only}", "kind": kind, "number": filled(claim["number"], facts)}
 
 

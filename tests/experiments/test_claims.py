@@ -38,6 +38,8 @@ def test_a_condition_is_met_by_the_whole_interval_and_after_correction(condition
 def test_a_verdict_turns_with_its_number() -> None:
     tested = claim(here=["time[a] < 1", "gain not worse"], there=["unclear better"])
     assert judged(tested, FACTS) == {"verdict": "holds only here", "kind": "holds only", "number": "0.80 [0.70, 0.90]"}
+    places = claim(far=["gain worse"], here=["gain better"], there=["gain better"], everywhere=["gain better"])
+    assert judged(places, FACTS)["verdict"] == "holds only here, there and everywhere"
     turned = deepcopy(FACTS)
     turned["gain"]["difference"] = -0.1
     assert judged(tested, turned)["verdict"] == "fails"
