@@ -76,6 +76,8 @@ def test_late_verdicts_are_counted(life: Life, ball: Words) -> None:
     late = summary["late"]
     assert late["asked"] == summary["inferences"]
     assert 0 < late["in_time"] <= late["requests"] <= late["asked"]
+    # What asked is what went over the wire.
+    assert round(summary["sent"] * summary["inferences"]) == late["requests"] == summary["link"]["requests"]
     assert late["in_time"] <= late["replaced"] <= 5 * late["in_time"]
 
 
