@@ -30,6 +30,13 @@ def filled(queue: Queue, *counts: int, due: float = 1.0) -> list[Lane]:
     return lanes
 
 
+def test_the_earliest_deadline_is_next_though_it_came_last() -> None:
+    queue = Queue()
+    filled(queue, *[1] * 39, due=0.9)
+    [urgent] = filled(queue, 1, due=0.5)
+    assert urgent in [taken.lane for taken in queue.take(4, 0.0)[0]]
+
+
 def test_a_lane_with_earlier_deadlines_has_no_more_than_its_share() -> None:
     queue = Queue()
     lanes = filled(queue, 200, due=0.5) + filled(queue, *[50] * 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
@@ -17,7 +17,6 @@ from specact.wire.messages import Ask
 # Intervals vary by this share of the period. The queue starts empty, so the first share of the time is not counted.
 _JITTER, _WARM_UP = 0.1, 0.2
 SEARCH_REQUESTS = 20_000
-Times = list[float]
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,20 @@ def latencies(
     arrivals = ends - (ends[first] - intervals[first] * rng.uniform(size=len(rates)))[robots]
     order = np.argsort(arrivals)[: np.count_nonzero(arrivals < horizon_s)]
     arrivals, robots = arrivals[order], robots[order]
+    lanes, queue, done = [Lane() for _ in demands], Queue(), dict[Job, float]()
+    jobs = [Job(Ask("infer", 0, 0.0, (0, 0, 0, 0), bytearray()), lanes[robot], at, at + demands[robot].deadline_s)
+            for at, robot in zip(arrivals.tolist(), robots.tolist(), strict=True)]  # fmt: skip
     # In overload the backlog is as long as the deadline, however slowly it grew.
-    start = 0.0 if rates.sum() <= service.most_hz(max_batch) else deadlines.max()
-    due = (arrivals + deadlines[robots]).tolist()
-    took = np.array(_serve(arrivals.tolist(), due, robots.tolist(), service, max_batch, start))
+    now, coming = 0.0 if rates.sum() <= service.most_hz(max_batch) else deadlines.max(), deque(jobs)
+    while coming or queue:
+        now = now if queue else max(now, coming[0].arrived)
+        while coming and coming[0].arrived <= now:
+            queue.put(coming.popleft())
+        if batch := queue.take(max_batch, now)[0]:
+            queue.charge(batch, service.of(len(batch)))
+            now += service.of(len(batch))
+            done |= dict.fromkeys(batch, now)
+    took = np.array([done.get(job, inf) - job.arrived for job in jobs])
     return took[arrivals >= _WARM_UP * horizon_s], robots[arrivals >= _WARM_UP * horizon_s]
 
 
@@ -106,22 +115,3 @@ def capacity(demand: Demand, service: ServiceTime, max_batch: int, seed: int, al
         holds = missed([demand] * between, service, max_batch, rng, SEARCH_REQUESTS) <= allowed
         few, many = (between, many) if holds else (few, between)
     return few
-
-
-def _serve(at: Times, due: Times, robots: list[int], service: ServiceTime, most: int, now: float) -> Times:
-    """Seconds to the reply of requests in the order of their arrival, infinite for the expired; busy until ``now``."""
-    took, queue, arrived = [inf] * len(at), Queue(), 0
-    lanes = defaultdict[int, Lane](Lane)
-    while arrived < len(at) or queue:
-        now = now if queue else max(now, at[arrived])
-        while arrived < len(at) and at[arrived] <= now:
-            ask = Ask("infer", arrived, 0.0, (0, 0, 0, 0), bytearray())
-            queue.put(Job(ask, lanes[robots[arrived]], at[arrived], due[arrived]))
-            arrived += 1
-        if batch := queue.take(most, now)[0]:
-            seconds = service.of(len(batch))
-            queue.charge(batch, seconds)
-            now += seconds
-        for job in batch:
-            took[job.ask.id] = now - job.arrived
-    return took

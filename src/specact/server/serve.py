@@ -23,7 +23,6 @@ from specact.server.service import Service
 from specact.server.session import HELLO_TIMEOUT_S, Session
 from specact.wire.messages import PATH, PROTOCOL, ErrorCode, bad
 
-_log = logging.getLogger("specact.server")
 # A peer that sends broken frames would fill the log. What fails in a session is written.
 logging.getLogger("picows.server").addFilter(lambda record: not record.getMessage().startswith("WS parser error"))
 _BACKLOG, _PING_S = 1024, 20.0
