@@ -24,6 +24,7 @@ from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair
+from specact.systems.kerv import PHI, KervDrafter
 
 # Of the policy that has a draft, and chunks of several actions.
 CHUNKED = ("draft_9", "draft_fixed", "kerv_chunk_tail", "kerv_one", "kerv_no_tail_one")
@@ -61,6 +62,7 @@ OTHERS: dict[str, dict[str, tuple[str, Method, int]]] = {
 RIVALS = dict.fromkeys(POLICIES, ("ar", "last", "specvla", "kerv", "last_fixed")) | {
     "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed")
 }
+SLOWER = ("strict", "specvla", "specvla_device", "kerv")
 ROUND_TRIP_MS = 20.0  # of the modelled link
 # What the report's main table and picture show, by label: a method, or another policy.
 MAIN = {
@@ -91,6 +93,7 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"{bundle}/methods/{name}", partial(with_outcomes, evaluation))
         yield Cell(f"{bundle}/first_errors", partial(first_errors, bundle, shard))
         yield Cell(f"{bundle}/gain", partial(gain, bundle, on_path))
+        yield Cell(f"{bundle}/times", partial(times, bundle, on_path))
         if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
             yield Cell(f"{bundle}/others", partial(others, bundle, shard))
     gated = Evaluation(
@@ -112,25 +115,25 @@ def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, A
     return summary | {"outcomes": found}
 
 
-def first_errors(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, dict[str, Any]]:
+def first_errors(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     """Mean position of the first rejected token among all of an inference, and among those of its first action.
 
     Without a rejection it is their number: "average first-error position" (KERV). In closed loop, with intervals over
-    episodes.
+    episodes; beside it KERV's settings.
     """
-    methods, spec = tuple(METHODS[name] for name in ("specvla", "kerv")), load_policy(bundle).policy.spec
+    pair, methods = load_pair(bundle, decoding="kerv"), tuple(METHODS[name] for name in ("specvla", "kerv"))
+    spec, kerv, decoding = pair.parts.policy.spec, pair.parts.drafters.settings, pair.parts.decoding
     evaluated(Evaluation(bundle, None, methods, 50, seed=run.seed, shard=shard), folder, run)
-    found = {}
+    found = {
+        "tokens": spec.chunk * spec.actions, "of_action": spec.actions, "scale": kerv.scale, "phi": PHI,
+        "plain_steps": decoding.plain_steps, "least": decoding.least, "most": decoding.bins,
+        "history": KervDrafter.history, "ahead": decoding.tail_actions,
+    }  # fmt: skip
     for method in methods:
         steps = read_table(folder / "steps" / method.name)
         rejected, counts = steps["rejected"].astype(np.float64), np.bincount(steps["episode"])
-        found[method.name] = {
-            "tokens": spec.chunk * spec.actions, "of_action": spec.actions, "inferences": len(rejected),
-            **{
-                name: vars(ratio_interval(np.bincount(steps["episode"], values), counts))
-                for name, values in (("first", rejected), ("first_of_action", np.minimum(rejected, spec.actions)))
-            },
-        }  # fmt: skip
+        for name, values in (("first", rejected), ("first_of_action", np.minimum(rejected, spec.actions))):
+            found[f"{method.name}_{name}"] = vars(ratio_interval(np.bincount(steps["episode"], values), counts))
     return found
 
 
@@ -163,6 +166,12 @@ def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def times(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, dict[str, float]]:
+    """What is slower than greedy decoding, and KERV, measured once more: alternating with greedy decoding alone."""
+    names = (*SLOWER, *("kerv_chunk_tail",) * (POLICIES[bundle][2] is not None))
+    return measure_gain(load_pair(bundle), ("ar", *names), min(run.few(episodes), episodes), run.seed)
+
+
 def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     """Success of policies that need no decoding, or less of it, and the time of an inference beside greedy decoding."""
     success: dict[str, list[float]] = {}
@@ -175,12 +184,12 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
             evaluated_bundle = str(path)
         evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
-    found = {"success": success, "time": times(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()})}
+    found = {"success": success, "time": costs(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()})}
     cells = (run.result(f"{bundle}/methods/{name}")["outcomes"] for name in RIVALS[bundle])
     return compared({name: of for cell in cells for name, of in cell.items()}, found, RIVALS[bundle])
 
 
-def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:
+def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:
     """Costs of policies in so many Euler steps beside greedy decoding, alternating."""
     rng = np.random.default_rng(0)
     loaded = {label: load_policy(name, steps=steps).policy for label, (name, steps) in policies.items()}
@@ -208,7 +217,7 @@ def compared(of: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[s
 
 def report(results: Results) -> Report:
     """Success, time and passes of every decoding on every policy, and three families of contrasts."""
-    gains = {name: found["gain"]["decodings"] for name, found in results.items()}
+    gains = {name: found["gain"]["decodings"] | found.get("times", {}) for name, found in results.items()}
     summaries = {name: joined(found["methods"]) for name, found in results.items()}
     methods = {name: found["methods"] for name, found in summaries.items()}
     others = {
@@ -232,7 +241,7 @@ def report(results: Results) -> Report:
     tested = {name: one_family(rows) for name, rows in tests.items()}
     tables = [
         Table(
-            "main", "Success in 200 paired episodes of each policy; time of an inference, greedy decoding's being 1. "
+            "main", "Success in 200 paired episodes of each policy; time for an executed action, greedy's being 1. "
             "HeiSD's is the measured time of its proposal and of its verified inferences, by their shares.",
             "method | metaworld | time | relocate | time | kitchen | time",
             "{label} | {success[metaworld]:ci2} | {time[metaworld]:ci2} | {success[relocate]:ci2} "
@@ -240,25 +249,35 @@ def report(results: Results) -> Report:
             list(_main(methods, gains, others)),
         ),
         Table(
-            "slower", f"Time of an inference, greedy decoding's being 1: measured, and modelled over a link of "
+            "slower", f"Time for an executed action, greedy decoding's being 1: measured, and modelled over a link of "
             f"{ROUND_TRIP_MS:g} ms with one round trip for an inference, and with one for each pass.",
             "policy | decoding | on one machine | one round trip | one for each pass",
             "{policy} | `{name}` | {0:ci2} | {once:.2f} | {each:.2f}",
-            [row for row in _gain(gains) if row["name"] in ("strict", "specvla", "specvla_device", "kerv")],
+            [row for row in _gain(gains) if row["name"] in SLOWER],
         ),
         glossary(METHODS, "decodings"),
         Table(
             "gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
-            "policy | decoding | passes | accepted | without gripper | read | greedy's chunk | ms | time of greedy's "
-            "| of it the proposal | with one round trip | with one for each pass",
+            "policy | decoding | passes | accepted | without gripper | read | greedy's chunk | executed | ms "
+            "| time of greedy's | of it the proposal | with one round trip | with one for each pass",
             "{policy} | `{name}` | {passes:.2f} | {accepted:.2f} | {accepted_free:.2f} | {read:.1f} | {greedy:.2f} "
-            "| {ms:.1f} | {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}", list(_gain(gains)),
+            "| {executed:.2f} | {ms:.1f} | {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}", list(_gain(gains)),
         ),
         Table(
             "drafters", "Passes for a chunk with every drafter by itself at every tolerance, and its accepted tokens.",
             "policy | drafter | bins | passes | accepted | without gripper",
             "{policy} | {name} | {bins} | {passes:.2f} [{passes_low:.2f}, {passes_high:.2f}] | {accepted:.1f} "
             "| {accepted_free:.1f}", list(_drafters(results)),
+        ),
+        Table(
+            "kerv", "KERV's settings; mean position of the first rejected token, of an inference and of its first "
+            "action, their number if none is rejected, in 50 episodes of each policy.",
+            "policy | tokens | of an action | K_S | phi | n | r_min | r_max | AC | PL | Spec-VLA: first error | KERV "
+            "| of the first action: Spec-VLA | KERV",
+            "{policy} | {tokens} | {of_action} | {scale:.3f} | {phi} | {plain_steps} | {least} | {most} | {history} "
+            "| {ahead} | {specvla_first:ci2} | {kerv_first:ci2} | {specvla_first_of_action:ci2} "
+            "| {kerv_first_of_action:ci2}",
+            [{"policy": name, **found["first_errors"]} for name, found in results.items() if "first_errors" in found],
         ),
         Table(
             "closed-loop", "Every method in 200 paired episodes of each policy.",
@@ -282,6 +301,7 @@ def report(results: Results) -> Report:
         name.removesuffix("-tokens"): {
             "time": gains[name], "won": of, "other": others[name],
             "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
+            **kerv_facts(gains[name], of["kerv"], results[name].get("first_errors")),
         }
         for name, of in methods.items()
     }  # fmt: skip
@@ -295,6 +315,12 @@ def report(results: Results) -> Report:
     facts["heisd_time"] = relative_time(*(of["metaworld-tokens"]["heisd_fixed"] for of in (gains, methods)))
     facts |= {"gated": gated["methods"], "slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
+
+
+def kerv_facts(time: Any, found: Any, first: Any) -> dict[str, Any]:
+    """KERV's time beside naive speculation's and Spec-VLA's, its passes for an action, its first errors."""
+    of = {f"kerv_of_{name}": time["kerv"]["relative"] / time[name]["relative"] for name in ("strict", "specvla")}
+    return of | ({"first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"]} if first else {})
 
 
 def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:
@@ -321,10 +347,11 @@ def _gain(gains: Any) -> Iterator[dict[str, Any]]:
     for policy, decodings in gains.items():
         greedy = decodings["ar"]
         for row in named(decodings):
-            spent = row["relative"] * greedy["ms"]
+            row = {"executed": 1.0, **row}
+            spent, trip = row["relative"] * greedy["ms"], ROUND_TRIP_MS / row["executed"]
             yield {
-                "policy": policy, **row, "once": (ROUND_TRIP_MS + spent) / (ROUND_TRIP_MS + greedy["ms"]),
-                "each": (row["passes"] * ROUND_TRIP_MS + spent) / (greedy["passes"] * ROUND_TRIP_MS + greedy["ms"]),
+                "policy": policy, **row, "once": (trip + spent) / (ROUND_TRIP_MS + greedy["ms"]),
+                "each": (row["passes"] * trip + spent) / (greedy["passes"] * ROUND_TRIP_MS + greedy["ms"]),
             }  # fmt: skip
 
 
@@ -336,7 +363,7 @@ def _drafters(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def draw(methods: Any, gains: Any, others: Any) -> Figure:
-    """Success over the time of an inference, a panel for each policy."""
+    """Success over the time for an action, a panel for each policy."""
     figure = Figure(figsize=(4.8, 8.4), layout="constrained")
     rows = list(_main(methods, gains, others))
     for policy, axes in zip(POLICIES, figure.subplots(3, 1), strict=True):
@@ -347,6 +374,6 @@ def draw(methods: Any, gains: Any, others: Any) -> Figure:
             if row["label"] in DRAWN and row["success"][short] is not None and row["time"][short] is not None
         }
         names = {name: label for label, name in MAIN.items()}
-        add_series(axes, series, "time of an inference (greedy decoding: 1)", "success", short, names)
+        add_series(axes, series, "time for an action (greedy decoding: 1)", "success", short, names)
         axes.set_xlim(left=0.0)
     return figure

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.measure import ratio_interval, target_path
 from experiments.tokens.methods import DEFINED, FILTER, METHODS, PERFECT, RANDOM
 from specact.families.tokens.pair import Decoding, TokenDrafter
-from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
+from specact.families.tokens.speculative import DRAFT, DROPPED, TAIL, Decoded, relaxed
 from specact.lab.rollout.rollout import EpisodeRange
 from specact.lab.rollout.statistics import mean_interval
 from specact.observation import Window
@@ -35,7 +35,7 @@ _DRAFTERS = {
     "random tokens": RANDOM,
     "the target's own tokens": PERFECT,
 }
-_COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated")
+_COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated", "executed")
 # The columns of an inference, and the seconds of the proposal and of the whole.
 Row = tuple[float, ...]
 
@@ -46,12 +46,13 @@ def measure_gain(pair: Pair[Any], names: Sequence[str], episodes: int, seed: int
     Their state is updated with the executed actions, which are the target's; every inference is verified. Of each the
     means over all inferences: ``passes`` of the target's decoder, with the one over the prefix; tokens that they
     ``read`` after it; drafted tokens that were ``accepted``, and ``accepted_free`` without those of dimensions that
-    have no tolerance; the share of chunks that equal ``greedy`` decoding's; tokens ``compensated`` by a tail; ``ms``,
-    the median time of an inference, and ``relative`` to greedy decoding's, the mean ratio with its interval over
-    episodes; ``proposal``, the same ratio of the proposal alone.
+    have no tolerance; the share of chunks that equal ``greedy`` decoding's; tokens ``compensated`` by a tail; the
+    share of a chunk's actions ``executed``; ``ms``, the median time of an inference. The time for an executed action is
+    ``relative`` to greedy decoding's, the mean ratio with its interval over episodes; ``proposal``, of that alone.
     """
     rows = decode_path(pair, {name: cast(Decoding, METHODS[name].composition) for name in names}, episodes, seed)
-    totals = {name: np.array([np.sum(one, axis=0)[-2:] for one in found]) for name, found in rows.items()}
+    totals = {name: np.array([np.sum(one, axis=0)[-3:] for one in found]) for name, found in rows.items()}
+    totals = {name: sums[:, 1:] / sums[:, :1] for name, sums in totals.items()}
     summaries = {}
     for name, found in rows.items():
         every = np.concatenate(found)
@@ -96,9 +97,8 @@ def decode_path(
     pair: Pair[Any], decodings: Mapping[Any, Decoding], episodes: int, seed: int
 ) -> dict[Any, list[np.ndarray]]:
     """Every decoding on each observation of the target's own rollouts: rows by episode."""
-    drafters: dict[Any, Any] = {
-        name: pair.composed(decoding=decoding).drafter() for name, decoding in decodings.items()
-    }
+    pairs = {name: pair.composed(decoding=decoding) for name, decoding in decodings.items()}
+    drafters: dict[Any, Any] = {name: composed.drafter() for name, composed in pairs.items()}
     order, keys = stream(seed, Role.GATE), list(drafters)
     spec, strict = pair.parts.policy.spec, () if pair.parts.drafters is None else pair.parts.drafters.settings.strict
     # Tokens of dimensions that have a tolerance.
@@ -106,11 +106,12 @@ def decode_path(
     rows: dict[Any, dict[int, list[Row]]] = {key: defaultdict(list) for key in keys}
     for episode, window, greedy in _greedy_path(pair, list(drafters.values()), episodes, seed):
         for at in order.permutation(len(keys)).tolist():
-            decoded, *seconds = _decode(pair, drafters[keys[at]], window, order)
+            decoded, *seconds = _decode(pairs[keys[at]], drafters[keys[at]], window, order)
             drafted = decoded.sources == DRAFT
             columns = (
                 1 + len(decoded.accepted), sum(decoded.read), drafted.sum(), (drafted & free).sum(),
-                (decoded.tokens == greedy).all(), (decoded.sources == TAIL).sum(), *seconds,
+                (decoded.tokens == greedy).all(), (decoded.sources == TAIL).sum(),
+                (decoded.sources != DROPPED).mean(), *seconds,
             )  # fmt: skip
             rows[keys[at]][episode].append(columns)
     return {key: [np.array(found, np.float64) for found in of_episodes.values()] for key, of_episodes in rows.items()}

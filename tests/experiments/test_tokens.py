@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.grid import Run
-from experiments.tokens import POLICIES, joined, plan
+from experiments.tokens import POLICIES, first_errors, joined, plan
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from msgspec import structs
@@ -123,13 +123,26 @@ def test_verification_goes_where_features_are_least_alike(out: Path) -> None:
 def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
     assert isinstance(pair.parts, TokenParts)
-    found = measure_gain(pair, ("ar", "strict", "specvla", "strict_draft", "kerv"), 1, 0)
+    found = measure_gain(pair, ("ar", "strict", "specvla", "strict_draft", "kerv", "kerv_chunk_tail"), 1, 0)
     assert len({one["inferences"] for one in found.values()}) == 1
     assert found["ar"]["passes"] == LENGTH and found["ar"]["relative"] == 1.0
     assert all(0.0 < row["proposal"] < row["relative"] for row in found.values())
     assert found["strict"]["greedy"] > 0.99 and found["strict_draft"]["passes"] == 2.0
     assert found["specvla"]["passes"] <= found["strict"]["passes"]
     assert found["kerv"]["compensated"] > 0.0
+    whole = found["kerv_chunk_tail"]["executed"]
+    assert found["kerv"]["executed"] < whole == found["ar"]["executed"] == 1.0, "a compensated action ends a chunk"
+
+
+def test_first_errors_are_those_of_an_inference_and_of_its_first_action(folder: Path, tmp_path: Path) -> None:
+    found = first_errors(str(folder), 2, tmp_path, Run(tmp_path, quick=True))
+    assert (found["tokens"], found["history"], found["plain_steps"], found["ahead"]) == (LENGTH, 10, 4, 1)
+    for name in ("specvla", "kerv"):
+        rejected = steps(tmp_path, name)["rejected"]
+        assert found[f"{name}_first"]["mean"] == pytest.approx(rejected.mean())
+        of_action = np.minimum(rejected, found["of_action"]).mean()
+        assert found[f"{name}_first_of_action"]["mean"] == pytest.approx(of_action)
+        assert 1.0 <= of_action <= rejected.mean() <= LENGTH
 
 
 def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(folder: Path) -> None:

@@ -39,6 +39,7 @@ from specact.types import Chunk, Floats
 Rule = Literal["printed", "repaired"]
 Motion = Literal["velocity", "walk"]
 
+PHI = 2  # exponent of the tolerance's rule
 # Transition of the state over a control step, and the covariance that noise of variance 1 adds to it.
 _MOTIONS: dict[Motion, tuple[Floats, Floats]] = {
     "velocity": (np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[0.25, 0.5], [0.5, 1.0]])),
@@ -196,7 +197,7 @@ class AdaptiveTolerance:
         """Updates r with the variability of a step."""
         last, self._last = self._last, variability
         if last is not None:
-            growth = (self._high - self._low) * math.exp(-((abs(variability - last) / self._scale) ** 2))
+            growth = (self._high - self._low) * math.exp(-((abs(variability - last) / self._scale) ** PHI))
             self.r = min(self._high, (self.r if self._rule == "printed" else self._low) + growth)
 
 
