@@ -230,7 +230,7 @@ class Listening:
                         if event & selectors.EVENT_READ and not side.recv(1 << 20):
                             raise ConnectionError
                         if event & selectors.EVENT_WRITE:
-                            sent[key.data] += side.send(flood[sent[key.data] % len(flood) :])
+                            sent[key.data] += side.send(memoryview(flood)[sent[key.data] % len(flood) :])
                     except ConnectionError:
                         ready.unregister(side)
                         side.close()

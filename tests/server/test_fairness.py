@@ -124,7 +124,8 @@ def test_those_that_sleep_give_way_the_longest_asleep_first(limit: str, monkeypa
 
 
 @pytest.mark.parametrize("limit", ["max_robots", "max_per_address"])
-def test_who_waits_for_a_reply_does_not_give_way(limit: str) -> None:
+def test_who_waits_for_a_reply_does_not_give_way(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specact.server.service.IDLE_S", 0.0)
     limits: dict[str, Any] = {limit: 2}
     with busy(2, **limits) as (server, (robot, other)):
         other.send(1, state(2.0))
