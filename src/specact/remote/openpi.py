@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -50,6 +52,9 @@ class OpenpiConversation(Stream):
         self._last_message = bytearray()
         limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
         super().__init__(endpoint, endpoint.path, timeout, limit)
+        # A pong alone, of ten bytes, wakes nobody: it is read with the reply. Not every system can do that.
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 11)
 
     def ask(self, kind: str, request: Request, number: int, deadline_ms: float, report: Counts, timeout: float) -> None:
         self._outstanding, self.alive_s = number, time.monotonic()

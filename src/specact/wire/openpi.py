@@ -7,8 +7,7 @@ as text or as bytes. Objects and pickles are refused; callers limit the size of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,8 +22,9 @@ _DTYPES = {name: np.dtype(code)
            for code in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
            for written in (np.dtype(code).str, np.dtype(code).name)
            for name in (written, written.encode())}  # fmt: skip
-# Values of a message, each of which costs a call; an array counts as four.
+# Values of a message, each of which takes time; an array counts as four.
 _MAX_VALUES, _MAX_DIMENSIONS = 4096, 4
+_NESTED = (dict, list, msgpack.Ext)
 # Name of a chunk among the arrays of a reply.
 CHUNK = "chunk"
 
@@ -41,7 +41,8 @@ def decode(payload: bytes | bytearray) -> dict[str, Any]:
         WireError: ``bad_message`` for anything that is not one map of plain values and arrays.
     """
     try:
-        fields = _unpack(msgpack.decode(payload), count(1))
+        fields = msgpack.decode(payload)
+        fields = _unpack(fields, [_MAX_VALUES]) if isinstance(fields, _NESTED) else fields
     # Other encodings are a ValueError, a list as key a TypeError, numbers beyond their type an OverflowError.
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad(f"this is no msgpack message of openpi's protocol ({type(error).__name__}: {error})"[:200]) from None
@@ -72,20 +73,23 @@ def _pack(value: Any) -> dict[bytes, Any]:
     raise TypeError(f"cannot send {type(value).__name__} {getattr(value, 'dtype', '')}")
 
 
-def _unpack(value: Any, counter: Iterator[int]) -> Any:
-    if next(counter) > _MAX_VALUES:
-        raise bad(f"a message has at most {_MAX_VALUES} values")
-    if isinstance(value, list):
-        return [_unpack(entry, counter) for entry in value]
+def _unpack(value: Any, left: list[int]) -> Any:
+    """A map, list or extension; ``left`` is how many values the message may have yet."""
     if isinstance(value, msgpack.Ext):
         raise bad(f"unknown extension type {value.code}; arrays are maps here")
-    if not isinstance(value, dict):
-        return value
-    fields = {str(key, "ascii") if isinstance(key, bytes) else key: _unpack(entry, counter)
-              for key, entry in value.items()}  # fmt: skip
-    if not all(isinstance(key, str) for key in fields):
-        raise bad("the keys of a map must be text")
-    data = fields.get("data")
+    left[0] -= len(value)
+    if left[0] < 0:
+        raise bad(f"a message has at most {_MAX_VALUES} values")
+    if isinstance(value, list):
+        return [_unpack(entry, left) if isinstance(entry, _NESTED) else entry for entry in value]
+    fields = dict[str, Any]()
+    for key, entry in value.items():
+        name = str(key, "ascii") if isinstance(key, bytes) else key
+        if not isinstance(name, str):
+            raise bad("the keys of a map must be text")
+        fields[name] = _unpack(entry, left) if isinstance(entry, _NESTED) else entry
+    if (data := fields.get("data")) is None:
+        return fields
     if "__ndarray__" in fields:
         return _array(_dtype(fields.get("dtype")), fields.get("shape"), data)
     if "__npgeneric__" in fields:
@@ -93,7 +97,7 @@ def _unpack(value: Any, counter: Iterator[int]) -> Any:
             raise bad("a NumPy scalar needs data, a number")
         with np.errstate(over="ignore"):
             return _dtype(fields.get("dtype")).type(data)
-    if {"nd", "type", "data"} <= fields.keys():
+    if "nd" in fields and "type" in fields:
         return _array(_dtype(fields["type"]), fields.get("shape") if fields["nd"] else [], data)[()]
     return fields
 
