@@ -20,7 +20,6 @@ from websockets.http11 import Request as HttpRequest
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from specact import Pair, load_pair
 from specact.errors import RemoteError
 from specact.families.chunks.pair import ChunkParts, PairSpec
 from specact.families.chunks.remote import target_endpoint
@@ -52,14 +51,13 @@ class Peer:
 
     def say(self, message: bytes | str | msgspec.Struct, pieces: int = 1) -> None:
         """Sends a message, text as a text frame, in so many fragments."""
-        text = isinstance(message, str)
-        encoded = encode(message) if isinstance(message, msgspec.Struct) else message
-        data = encoded.encode() if isinstance(encoded, str) else encoded
+        first = Opcode.TEXT if isinstance(message, str) else Opcode.BINARY
+        data = message.encode() if isinstance(message, str) else message
+        data = encode(data) if isinstance(data, msgspec.Struct) else data
         size = -(-len(data) // pieces) or 1
-        parts = [data[start : start + size] for start in range(0, len(data), size)] or [b""]
-        for number, part in enumerate(parts):
-            opcode = Opcode.CONT if number else Opcode.TEXT if text else Opcode.BINARY
-            self.raw(Frame(opcode, part, fin=number == len(parts) - 1).serialize(mask=False))
+        for start in range(0, max(1, len(data)), size):
+            part, last = data[start : start + size], start + size >= len(data)
+            self.raw(Frame(Opcode.CONT if start else first, part, fin=last).serialize(mask=False))
 
     def raw(self, data: bytes) -> None:
         """Sends these very bytes."""
@@ -158,6 +156,7 @@ class There:
         greeting: its first message, of openpi's protocol unasked; None for none.
         questions, peers: all of them, whichever connection they came by; and the connections.
         hellos: first messages of specact's protocol.
+        open: cleared, new connections wait for it; or end at once if they are ``refused``.
     """
 
     def __init__(self, protocol: str) -> None:
@@ -169,7 +168,8 @@ class There:
         self.questions: list[Question] = []
         self.peers: list[Peer] = []
         self.hellos: list[Hello] = []
-        self.released = threading.Event()
+        self.released, self.open, self.refused = threading.Event(), threading.Event(), False
+        self.open.set()
 
     def reply(self, question: Question, number: float | None = None, **fields: Any) -> Any:
         """The right reply, or one with another number everywhere, or other fields of the message."""
@@ -180,6 +180,8 @@ class There:
         return openpi.encode({"actions": chunk, "server_timing": {"infer_ms": 0.5}} | fields)
 
     def serve(self, side: socket.socket) -> None:
+        if self.refused or not self.open.wait(60):
+            return
         peer, greeted = Peer(side, None if self.native else self.greeting), not self.native
         self.peers.append(peer)
         for payload in peer.messages():
@@ -256,6 +258,7 @@ def misbehaving(protocol: str) -> Iterator[tuple[There, int]]:
             yield there, port
         finally:
             there.released.set()
+            there.open.set()
 
 
 def refusal(client: Client) -> str:
@@ -268,8 +271,3 @@ def refusal(client: Client) -> str:
 
 def at(port: int) -> Endpoint:
     return Endpoint("ws", "127.0.0.1", port)
-
-
-@pytest.fixture(scope="session")
-def ball() -> Pair[Any]:
-    return load_pair("ball")

@@ -263,6 +263,39 @@ def reset(there: There, peer: Peer, question: Question) -> None:
     peer.side.close()
 
 
+@pytest.mark.parametrize("protocol", BOTH)
+@pytest.mark.parametrize("fault", ["half open", "reset and refused", "black hole", "patient"])
+def test_a_link_that_breaks_costs_few_deadlines(fault: str, protocol: str) -> None:
+    silence_s = 60.0 if fault == "patient" else 1.0
+
+    def behave(there: There, peer: Peer, question: Question) -> None:
+        if fault == "half open" and peer is there.peers[0]:
+            there.released.wait(60)  # the connection looks open
+        elif fault == "reset and refused" and not there.open.is_set():
+            there.refused = True
+            reset(there, peer, question)
+        else:
+            # Nothing passes, and nothing is lost.
+            assert there.open.wait(60)
+            honest(there, peer, question)
+
+    with misbehaving(protocol) as (there, port), asking(protocol, port, 200.0, silence_s=silence_s) as device:
+        device.find_back()
+        before, there.behave = device.causes["deadline"], behave
+        if fault != "half open":
+            there.open.clear()
+        while device.causes.total() < (4 if fault == "half open" else 12):
+            device.ask()
+        assert set(device.causes) <= {"deadline", "disconnected", "held_back"}
+        # Three in a row, and nothing more is sent before a sign of life; without ids no other waits at all.
+        assert not there.native or device.causes["deadline"] - before <= 4
+        there.refused = False
+        there.open.set()
+        device.find_back()
+        assert device.client.counts["connections"] >= (2 if fault in ("half open", "reset and refused") else 1)
+        assert len({question.number for question in there.questions}) == len(there.questions)
+
+
 def flood(there: There, peer: Peer, question: Question) -> None:
     reply = there.reply(question, id=10**9) if there.native else there.reply(question)
     peer.raw(frame(encode(reply) if there.native else reply) * 1000)

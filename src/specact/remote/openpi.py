@@ -16,7 +16,6 @@ from specact.wire import openpi
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Reply, Welcome, bad, check_terms, printable
 
-_TIMING_KEY = b"infer_ms"  # a reply with its inference time is unique
 _MAX_MESSAGE_BYTES = 1 << 20  # replies and metadata may contain more than actions
 
 
@@ -69,7 +68,8 @@ class OpenpiConversation(Stream):
         self._outstanding, self.alive_s = None, time.monotonic()
         if isinstance(message, str):
             return Failure(number, ErrorCode.INTERNAL, message.strip().rpartition("\n")[2])
-        if message == self._last_message and _TIMING_KEY in message:
+        # One with its inference time is unique.
+        if message == self._last_message and b"infer_ms" in message:
             raise StreamClosedError("the server sent a reply twice")
         self._last_message = message
         return self._reply(openpi.decode(message), number)
@@ -87,20 +87,15 @@ class OpenpiConversation(Stream):
         return Welcome(PROTOCOL, bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, family, spec, {})
 
     def _observation(self, request: Request) -> dict[str, Any]:
-        endpoint, contract, ours = self._format, self._contract, "specact" in self.metadata
-        window = contract.observation.select(request.window)
-        sent: dict[str, Any] = {} if window.instruction is None else {"prompt": window.instruction}
-        if endpoint.names_endpoint:
-            sent["endpoint"] = "infer"
-        if ours:
-            # A specact server then samples as on its own stream.
-            sent["address"] = list(request.address)
-        for name, array in window.arrays.items():
-            key = endpoint.keys.get(name, Key())
-            if contract.observation[name].history == 1 and not ours:
-                array = array[0]
-            field_name = key.name or f"observation/{name.replace('.', '/')}"
-            sent[field_name] = np.moveaxis(array, -1, -3) if key.channels_first else array
+        spec, window, ours = self._contract.observation, request.window, "specact" in self.metadata
+        sent: dict[str, Any] = {"prompt": window.instruction} if spec.instruction else {}
+        sent |= {"endpoint": "infer"} if self._format.names_endpoint else {}
+        sent |= {"address": list(request.address)} if ours else {}  # it samples as on its own stream
+        for name, of in spec.fields.items():
+            key = self._format.keys.get(name, Key())
+            array = window.arrays[name][-1 if of.history == 1 and not ours else slice(-of.history, None)]
+            array = np.moveaxis(array, -1, -3) if key.channels_first else array
+            sent[key.name or f"observation/{name.replace('.', '/')}"] = array
         return sent
 
     def _reply(self, said: dict[str, Any], number: int) -> Reply:
