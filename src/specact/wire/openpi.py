@@ -82,7 +82,7 @@ def _unpack(value: Any, left: list[int]) -> Any:
         raise bad(f"a message has at most {_MAX_VALUES} values")
     if isinstance(value, list):
         return [_unpack(entry, left) if isinstance(entry, _NESTED) else entry for entry in value]
-    fields = dict[str, Any]()
+    fields: dict[str, Any] = {}
     for key, entry in value.items():
         name = str(key, "ascii") if isinstance(key, bytes) else key
         if not isinstance(name, str):
