@@ -167,8 +167,7 @@ class ObservationSpec:
     def stack(self, windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
         """A network's input batch by name: the selected arrays of several windows, ``[B, ...]``; read-only."""
         if len(windows) == 1:  # needs no copy
-            arrays = windows[0].arrays
-            return {name: arrays[name][None, -field.history :] for name, field in self.fields.items()}
+            return {name: windows[0].arrays[name][None, -field.history :] for name, field in self.fields.items()}
         rows = [self.select(window).arrays for window in windows]
         return {name: np.stack([row[name] for row in rows]) for name in self.fields}
 

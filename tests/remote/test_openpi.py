@@ -9,8 +9,6 @@ import runpy
 import select
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ from tests.remote.test_parity import SERVED, flow_pair
 import specact
 from specact.errors import BundleError, ConfigError, MissError
 from specact.families.chunks.flow import load_flow
-from specact.families.chunks.remote import openpi_source, target_endpoint
+from specact.families.chunks.remote import RemotePolicy, openpi_source, target_endpoint
 from specact.lab.rollout.processes import serving
 from specact.load import load_policy
 from specact.observation import Field, Window
@@ -145,18 +143,17 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
         assert spec.observation["image.front"] == Field((4, 6, 3), "uint8", 1)
         assert address.keys["image.front"] == Key("observation/image", channels_first=True)
         monkeypatch.chdir(tmp_path)
-        with closing_clients() as clients:
-            loaded = load_policy(f"openpi:ws://127.0.0.1:{port}/some/where#robot.toml")
-            assert loaded.units is not None and (loaded.name, loaded.fingerprint) == ("openpi", "")
-            front = np.arange(72, dtype=np.uint8).reshape(1, 4, 6, 3)
-            arrays: dict[str, np.ndarray] = {
-                "state": np.array([[1, 2], [600, 4]], np.float32),
-                "gripper": np.array([[0.5]], np.float32),
-                "image.front": front,
-                "image.wrist": np.zeros((2, 3, 3), np.uint8),
-            }
-            chunk = loaded.policy.infer(Window(arrays, "fold it"), np.random.default_rng(0))
-            assert len(clients) == 1
+        loaded = load_policy(f"openpi:ws://127.0.0.1:{port}/some/where#robot.toml")
+        assert loaded.units is not None and (loaded.name, loaded.fingerprint) == ("openpi", "")
+        front = np.arange(72, dtype=np.uint8).reshape(1, 4, 6, 3)
+        arrays: dict[str, np.ndarray] = {
+            "state": np.array([[1, 2], [600, 4]], np.float32), "gripper": np.array([[0.5]], np.float32),
+            "image.front": front, "image.wrist": np.zeros((2, 3, 3), np.uint8),
+        }  # fmt: skip
+        assert isinstance(loaded.policy, RemotePolicy)
+        with loaded.policy as policy:
+            chunk = policy.infer(Window(arrays, "fold it"), np.random.default_rng(0))
+        assert len(peers) == 1
         # What is beyond the range is not executed.
         np.testing.assert_array_equal(chunk, [[500, 1], [500, 2], [500, 3]])
         assert {name: np.shape(value) for name, value in seen.items()} == {
@@ -168,24 +165,6 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
         assert {(peer.path, peer.headers.get("Authorization")) for peer in peers} == {
             ("/some/where", "Api-Key correct horse battery staple"),
         }  # fmt: skip
-
-
-@contextmanager
-def closing_clients() -> Iterator[list[Client]]:
-    """Policies that were loaded keep their connection as long as the process; here no longer than a test."""
-    made, init = list[Client](), Client.__init__
-
-    def noting(client: Client, *args: Any, **kwargs: Any) -> None:
-        init(client, *args, **kwargs)
-        made.append(client)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Client, "__init__", noting)
-        try:
-            yield made
-        finally:
-            for client in made:
-                client.close()
 
 
 ADDRESSES = ("", "127.0.0.1:8000", "http://127.0.0.1:8000", "ws://", "ws://a:b", "ws://a:8000?x=1", "ws://me@a:8000",

@@ -31,6 +31,11 @@ def test_arrays_come_back_bit_for_bit_aligned_and_writable(specs: dict[str, Arra
     arrays: dict[str, NDArray[Any]] = {
         name: (rng.normal(size=spec.shape) * 3).astype(spec.dtype) for name, spec in specs.items()
     }
+    for name, spec in specs.items():
+        # The largest numbers are finite, and memory may lie in any order.
+        if issubclass(spec.dtype, np.floating) and spec.shape:
+            arrays[name].flat[0] = np.finfo(spec.dtype).max
+            arrays[name] = np.repeat(np.asfortranarray(arrays[name]), 2, axis=0)[::2]
     payload = layout.pack(arrays)
     assert len(payload) == layout.nbytes == sum(array.nbytes for array in arrays.values())
     again = layout.unpack(payload)
@@ -43,17 +48,6 @@ def test_arrays_come_back_bit_for_bit_aligned_and_writable(specs: dict[str, Arra
     assert sizes == sorted(sizes, reverse=True)
     with pytest.raises(WireError, match=str(layout.nbytes)):
         layout.unpack(payload + b"x")
-
-
-EXTREMES = [np.array([[np.finfo(dtype).max, np.finfo(dtype).min]], dtype) for dtype in FLOATS]
-
-
-@pytest.mark.parametrize("array", [np.arange(12, dtype=np.float32).reshape(3, 4).T[::2], *EXTREMES])
-def test_an_array_is_sent_whatever_its_memory_looks_like_and_the_largest_numbers_are_finite(
-    array: NDArray[Any],
-) -> None:
-    layout = Layout({"x": ArraySpec(array.shape, array.dtype.type)})
-    np.testing.assert_array_equal(layout.unpack(layout.pack({"x": array}))["x"], array)
 
 
 @pytest.mark.parametrize("wrong", [None, np.zeros((2, 2)), np.zeros(4, np.float32), np.zeros((2, 2), np.float64)])
