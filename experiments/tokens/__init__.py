@@ -25,19 +25,20 @@ from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair
 from specact.systems.kerv import PHI, KervDrafter
+from specact.systems.tokens import DrafterSettings
 
 # Of the policy that has a draft, and chunks of several actions.
 CHUNKED = ("draft_9", "draft_fixed", "kerv_chunk_tail", "kerv_one", "kerv_no_tail_one")
 SYSTEMS = (
     "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
     "specvla_device", "last", "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed",
-    "heisd", "heisd_verified", "heisd_no_switch", "heisd_similar", "heisd_similar_random", "heisd_fixed",
-    "heisd_fixed_random", "last_fixed", "retrieval",
+    "heisd", "heisd_no_switch", "heisd_similar", "heisd_similar_random", "heisd_fixed", "heisd_fixed_random",
+    "last_random", "heisd_fixed_no_switch", "heisd_fixed_no_switch_random", "last_fixed", "retrieval",
 )  # fmt: skip
 # Compared open loop, on the target's own rollouts; the last ones for targets with a draft policy.
 GAIN = (
     "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20",
-    "specvla_device", "last", "bigram", "filter", "random_tokens", "perfect", "kerv", "heisd_verified", "heisd_fixed",
+    "specvla_device", "last", "bigram", "filter", "random_tokens", "perfect", "kerv", "heisd", "heisd_fixed",
     "strict_draft", "draft_9", "draft_fixed",
 )  # fmt: skip
 GATES = ("draft", "hybrid", "random", "adahi", "random_learned", "learned")
@@ -60,18 +61,24 @@ OTHERS: dict[str, dict[str, tuple[str, Method, int]]] = {
     },
 }
 RIVALS = dict.fromkeys(POLICIES, ("ar", "last", "specvla", "kerv", "last_fixed")) | {
-    "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed")
+    "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed_no_switch")
 }
 SLOWER = ("strict", "specvla", "specvla_device", "kerv")
 ROUND_TRIP_MS = 20.0  # of the modelled link
 # What the report's main table and picture show, by label: a method, or another policy.
 MAIN = {
     "greedy decoding": "ar", "exact, head drafts": "strict", "exact, last action drafts": "strict_last",
-    "last action, 9 bins": "last", "Spec-VLA": "specvla", "KERV": "kerv", "HeiSD, fitted bounds": "heisd",
-    "HeiSD, fixed pattern": "heisd_fixed", "one layer, greedy": "one layer", "flow, one step": "flow, 1 steps",
-    "regression": "regression",
+    "last action, 9 bins": "last", "Spec-VLA": "specvla", "KERV": "kerv", "HeiSD": "heisd",
+    "HeiSD, least alike verified": "heisd_similar", "HeiSD, released code": "heisd_fixed",
+    "HeiSD, released code without switch": "heisd_fixed_no_switch", "one layer, greedy": "one layer",
+    "flow, one step": "flow, 1 steps", "regression": "regression",
 }  # fmt: skip
-DRAWN = tuple(label for label in MAIN if not label.startswith(("exact", "one layer", "HeiSD, fitted")))
+DRAWN = tuple(label for label in MAIN if not label.startswith(("exact", "one layer", "HeiSD")))
+DRAWN += ("HeiSD, released code without switch",)
+# HeiSD, its variants and controls, whose unverified share and acceptance length are shown.
+HEISD = ("ar", "specvla", *(name for name in METHODS if name.startswith(("heisd", "last_", "retrieval"))))
+# Methods whose verified inferences are those of another one: the fitted boundary is at 0, so that nothing switches.
+DECODED_AS = {"heisd_similar": "heisd", "heisd_fixed_no_switch": "heisd"}
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -94,6 +101,7 @@ def plan(run: Run) -> Iterator[Cell]:
         yield Cell(f"{bundle}/first_errors", partial(first_errors, bundle, shard))
         yield Cell(f"{bundle}/gain", partial(gain, bundle, on_path))
         yield Cell(f"{bundle}/times", partial(times, bundle, on_path))
+        yield Cell(f"{bundle}/boundary", partial(boundary, bundle))
         if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
             yield Cell(f"{bundle}/others", partial(others, bundle, shard))
     gated = Evaluation(
@@ -170,6 +178,16 @@ def times(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, dict[
     """What is slower than greedy decoding, and KERV, measured once more: alternating with greedy decoding alone."""
     names = (*SLOWER, *("kerv_chunk_tail",) * (POLICIES[bundle][2] is not None))
     return measure_gain(load_pair(bundle), ("ar", *names), min(run.few(episodes), episodes), run.seed)
+
+
+def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
+    """HeiSD's boundary, its bounds of verify-skip, and what was found when they were fitted."""
+    drafters = load_pair(bundle).parts.drafters
+    settings: DrafterSettings = drafters.settings
+    return {
+        "boundary": settings.fast, "similarity": settings.skip.similarity, "distance": settings.skip.distance,
+        **drafters.manifest.training["boundary"],
+    }  # fmt: skip
 
 
 def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -255,6 +273,22 @@ def report(results: Results) -> Report:
             "{policy} | `{name}` | {0:ci2} | {once:.2f} | {each:.2f}",
             [row for row in _gain(gains) if row["name"] in SLOWER],
         ),
+        Table(
+            "heisd", "HeiSD, its variants and controls in 200 paired episodes. Acceptance length: tokens for each pass "
+            "of the target, those of unverified chunks included, as in the paper; greedy decoding's is 1.",
+            "policy | method | success | not verified | acceptance length",
+            "{policy} | `{name}` | {success:ci2} | {unverified:.2f} | {length:.2f?}",
+            [row for row in _closed_loop(summaries) if row["name"] in HEISD],
+        ),
+        Table(
+            "boundary", "HeiSD's boundary of F, fitted to held-out inferences: accepted tokens of a chunk with the "
+            "memory, the head, and the boundary; how often that chooses the memory; F's area under the ROC curve for "
+            "where the memory's are more; and both bounds of verify-skip, which never skip.",
+            "policy | inferences | memory | head | boundary | with it | share | AUC | similarity | distance",
+            "{policy} | {inferences:.0f} | {memory:.2f} | {head:.2f} | {boundary:.2f} | {chosen:.2f} | {share:.2f} "
+            "| {auc:.2f} | {similarity:.2f} | {distance:.0f}",
+            [{"policy": name, **found["boundary"]} for name, found in results.items()],
+        ),
         glossary(METHODS, "decodings"),
         Table(
             "gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
@@ -286,8 +320,7 @@ def report(results: Results) -> Report:
             "{policy} | `{name}` | {success:ci2} | {score[mean]:.4g} [{score[low]:.4g}, {score[high]:.4g}] "
             "| {unverified:.2f} | {passes:.2f} | {accepted_per_pass:.2f} | {compensated:.2f} | {tolerance:.1f?} "
             "| {tail_error}",
-            [{"policy": name, **row, "unverified": 1.0 - row["transmission_rate"]}
-             for name, of in summaries.items() for row in methods_of(of)],
+            list(_closed_loop(summaries)),
         ),
         Table("other-policies", "Policies beside decodings: success in 200 episodes, time of greedy decoding's.",
               "policy | method | success | time", "{policy} | {name} | {success:ci2} | {time:ci3}",
@@ -299,7 +332,8 @@ def report(results: Results) -> Report:
     ]  # fmt: skip
     facts: dict[str, Any] = {
         name.removesuffix("-tokens"): {
-            "time": gains[name], "won": of, "other": others[name],
+            "time": gains[name], "won": of, "other": others[name], "boundary": results[name]["boundary"],
+            "gained": of["specvla"]["passes"] / of["heisd_fixed_no_switch"]["passes"],
             "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
             **kerv_facts(gains[name], of["kerv"], results[name].get("first_errors")),
         }
@@ -312,7 +346,10 @@ def report(results: Results) -> Report:
     facts |= {f"gate_{row['first']}_{row['second']}": row for row in tested["gates"]}
     facts |= {f"score_{row['on'][:-7]}_{row['first']}_{row['second']}": row for row in tested["scores"]}
     worst = [min(found[name]["relative_low"] for name in ("specvla", "kerv")) for found in gains.values()]
-    facts["heisd_time"] = relative_time(*(of["metaworld-tokens"]["heisd_fixed"] for of in (gains, methods)))
+    facts["heisd_time"] = {
+        name.removesuffix("-tokens"): relative_time(gains[name]["heisd"], of["heisd_fixed_no_switch"])
+        for name, of in methods.items()
+    }
     facts |= {"gated": gated["methods"], "slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
 
@@ -323,12 +360,21 @@ def kerv_facts(time: Any, found: Any, first: Any) -> dict[str, Any]:
     return of | ({"first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"]} if first else {})
 
 
+def _closed_loop(summaries: Any) -> Iterator[dict[str, Any]]:
+    """Every method, with the share that it does not verify and the acceptance length."""
+    for policy, found in summaries.items():
+        tokens = found["methods"]["ar"]["passes"]
+        for row in methods_of(found):
+            length = tokens / row["passes"] if row["passes"] else None
+            yield {"policy": policy, **row, "unverified": 1.0 - row["transmission_rate"], "length": length}
+
+
 def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:
     """Success and time of the main methods and controls on each policy."""
     for label, name in MAIN.items():
         row: dict[str, Any] = {"label": label, "success": {}, "time": {}}
         for policy in POLICIES:
-            short, time = policy.removesuffix("-tokens"), gains[policy].get(name)
+            short, time = policy.removesuffix("-tokens"), gains[policy].get(DECODED_AS.get(name, name))
             found = methods[policy].get(name) or others[policy].get(name, {"success": None, "time": None})
             row["success"][short] = found["success"]
             row["time"][short] = found.get("time") if time is None else relative_time(time, found)

@@ -68,17 +68,13 @@ DEFINED: dict[str, Decoding] = {
     "kerv_chunk_tail": varied("kerv", "KERV whose tail fills the rest of the chunk, not of the action", tail_actions=4),
     "kerv_one": varied("kerv", "KERV, one action executed per inference, as in its paper", execute=1),
     "kerv_no_tail_one": varied("kerv_no_tail", "KERV's tolerance alone, one action executed per inference", execute=1),
-    "heisd_verified": varied("heisd", "HeiSD without unverified steps", gate="always"),
-    "heisd_random": varied(
-        "heisd", "HeiSD, verified at random at its rate: the control", gate="random", rate_of="heisd"
+    "heisd_fixed_no_switch_random": varied(
+        "heisd_fixed_random", "the memory, verified at random at the rate of the pattern without a switch: the control",
+        rate_of="heisd_fixed_no_switch",
     ),
     "last_random": replace(
-        LAST, about="the last action instead of the memory, verified at random at HeiSD's rate: the control",
-        gate="random", rate_of="heisd",
-    ),
-    "heisd_fixed_random": varied(
-        "heisd_fixed", "HeiSD, verified at random at the fixed pattern's rate: the control", gate="random",
-        rate_of="heisd_fixed",
+        LAST, about="the last action instead of the memory, verified at random at the rate of HeiSD's released code: "
+        "the control", gate="random", rate_of="heisd_fixed",
     ),
     "last_fixed": replace(
         LAST, about="the last action instead of the memory, two of three inferences not verified: the control",
@@ -94,9 +90,12 @@ RIVALS: dict[str, tuple[str, ...]] = {
     "kerv": ("ar", "kerv_fixed", "kerv_no_tail", "kerv_last", "kerv_walk", "kerv_printed"),
     "kerv_printed": (), "kerv_fixed": (), "kerv_walk": (), "kerv_last": (), "kerv_no_tail": (),
     "kerv_chunk_tail": ("kerv", "kerv_no_tail", "ar"), "kerv_one": ("kerv_no_tail_one",), "kerv_no_tail_one": (),
-    "heisd": ("ar", "heisd_random"), "heisd_verified": (), "heisd_no_switch": (), "heisd_random": (), "last_random": (),
-    "heisd_similar": ("ar", "heisd_similar_random", "heisd_fixed"), "heisd_similar_random": (),
-    "heisd_fixed": ("ar", "heisd_fixed_random", "last_fixed", "draft_fixed"), "heisd_fixed_random": (),
-    "last_fixed": (), "draft_fixed": (), "retrieval": ("ar",),
+    "heisd": ("ar",), "heisd_no_switch": (),
+    "heisd_similar": ("ar", "heisd_similar_random", "heisd_fixed_no_switch"),
+    "heisd_similar_random": (),
+    "heisd_fixed": ("ar", "heisd_fixed_random", "last_random", "heisd_fixed_no_switch"),
+    "heisd_fixed_random": (), "last_random": (),
+    "heisd_fixed_no_switch": ("ar", "heisd_fixed_no_switch_random", "last_fixed", "draft_fixed"),
+    "heisd_fixed_no_switch_random": (), "last_fixed": (), "draft_fixed": (), "retrieval": ("ar",),
 }  # fmt: skip
 METHODS = by_name(*(composed(name, DEFINED[name], *rivals) for name, rivals in RIVALS.items()))

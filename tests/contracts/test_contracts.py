@@ -178,8 +178,8 @@ def test_the_action_to_try_has_to_fit() -> None:
 
 @pytest.mark.parametrize("name", GATES)
 def test_every_built_in_gate_keeps_the_contract(name: str) -> None:
-    # Two of them read what a memory of token chunks proposes.
-    recalls = name in ("verify_skip", "similarity")
+    # Some read what a memory of token chunks proposes.
+    recalls = name in ("verify_skip", "fixed_skip", "similarity")
     pair = load_pair("relocate-tokens", decoding="heisd_no_switch") if recalls else load_pair("ball")
     check_gate(load_gate(name), pair, steps=20, **dict(gate_settings(name, pair).options))
 

@@ -62,7 +62,7 @@ def test_a_method_is_a_cell_and_what_runs_at_its_rate_is_with_it(tmp_path: Path)
     for policy in POLICIES:
         methods = [name for cell, names in ran.items() if cell.startswith(f"{policy}/") for name in names]
         assert len(set(methods)) == len(methods) > 20
-    assert ran["kitchen-tokens/methods/heisd_fixed"] == ["heisd_fixed", "heisd_fixed_random"]
+    assert ran["kitchen-tokens/methods/heisd_similar"] == ["heisd_similar", "heisd_similar_random"]
     assert all(METHODS[names[0]].rate_of is None and cell.endswith(f"/{names[0]}") for cell, names in ran.items())
 
 

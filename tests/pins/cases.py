@@ -68,9 +68,9 @@ SYSTEMS = {
     ),
     "kitchen-tokens": (
         "ar", "strict_last", "specvla", "specvla_uniform", "specvla_device", "kerv", "kerv_walk", "heisd",
-        "heisd_verified", "heisd_fixed", "retrieval",
+        "heisd_fixed", "retrieval",
     ),
-    "metaworld-tokens": ("ar", "strict", "specvla", "kerv", "heisd_no_switch", "heisd_random", "filter"),
+    "metaworld-tokens": ("ar", "strict", "specvla", "kerv", "heisd_no_switch", "heisd_fixed", "filter"),
     "pusht-flow": (
         "full", "full_5", "full_1", "flash", "flash_fitted", "flash_unguarded", "flash_stale", "flash_device",
         "flash_last", "flash_last_fitted", "flash_shuffled", "block",

@@ -30,6 +30,7 @@ GATES = {
     "learned": "specact.gates.learned:Learned",
     "learned_action": "specact.gates.learned:Learned",
     "verify_skip": "specact.systems.heisd:VerifySkip",
+    "fixed_skip": "specact.systems.heisd:FixedSkip",
     "similarity": "specact.systems.heisd:Similarity",
     "oracle": "specact.gates.codes:Oracle",
     "oracle_action": "specact.gates.codes:Oracle",
@@ -37,7 +38,7 @@ GATES = {
 # What files of earlier versions call a gate.
 OLD_NAMES = {"adahi": "deviation"}
 # The built-in gates whose rate is their own; and those that need a threshold, and so a calibration.
-UNRATED = ("never", "always", "periodic", "verify_skip")
+UNRATED = ("never", "always", "periodic", "verify_skip", "fixed_skip")
 CALIBRATED = tuple(name for name in GATES if name not in (*UNRATED, "random"))
 # The gates whose head has to be trained first; and those that know the target before they decide: bounds of a gate.
 LEARNED, ORACLES = ("learned", "learned_action"), ("oracle", "oracle_action")

@@ -3,15 +3,18 @@
 For an observation with feature f (the mean of the target encoder's tokens, of unit length):
 
 1. kinematic switch: ``F = alpha Norm(R) + (1 - alpha) Norm(D)`` of the last w points of the path, R its radius, D its
-   length. Where ``F >= fast`` the memory drafts the K = 5 chunks with the largest ``cos(f, f_k)``, whose groups
-   (position, rotation, gripper) are combined to a tree; elsewhere Spec-VLA's head drafts, within 9 bins.
+   length. Where F reaches a boundary the memory drafts the K = 5 chunks with the largest ``cos(f, f_k)``, whose groups
+   (position, rotation, gripper) are combined to a tree; elsewhere Spec-VLA's head drafts, within 9 bins, and every
+   chunk is verified.
 2. acceptance by groups: each token within 15 bins, the sum of a group within 30
    (:func:`~specact.families.tokens.speculative.relaxed`).
 3. verify-skip: a retrieved chunk is executed unverified while ``cos(f, f_v)`` to the last verified feature is at least
    a bound, and that is at most so many inferences ago.
 
-What we changed: the memory is one file, all of which is compared; the bounds of verify-skip are fitted to held-out
-rollouts and may never be reached, so that :class:`Similarity` skips as often as it is asked to.
+What we changed: the memory is one file, all of which is compared. Boundary and bounds are fitted to held-out rollouts:
+the boundary so that most drafted tokens are accepted, the bounds so that 95 % of the skipped chunks would have been
+accepted whole. These may never be reached, so that :class:`Similarity` has the first bound that gives a wanted rate,
+and no second one. They are not updated by the success or failure of episodes, which would no longer be independent.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from specact.records import Record, Share, WholeNumber, check_fields, validated
 from specact.types import Floats, Proposal, StepRecord
 
 # Candidates retrieved from the memory (K in the released code), and the tolerance in bins where the head drafts.
-_NEIGHBOURS, _HEAD_BINS = 5, 9
+NEIGHBOURS, HEAD_BINS = 5, 9
+# Boundary of F in the released code: .143, .188, .217 and .4 for four suites.
+_RELEASED_BOUNDARY = 0.2
 _PERCENTILE = 95.0
 # A window with a smaller extent, relative to its distance from the origin, does not move: that is rounding error. One
 # with a smaller width, relative to its length, is straight.
@@ -220,10 +225,10 @@ class HeisdDrafter(TokenDrafter):
         feature, fast = unit(tokens.mean(axis=0)), self._is_fast(window)
         rule, candidates = self.within(decoding.bins), np.zeros((0, policy.networks.length), np.int64)
         if fast:
-            candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS)
+            candidates = self.parts.drafters.memory.nearest(feature, NEIGHBOURS)
         if decoding.total is not None:
             groups = settings.groups
-            rule = self.within(decoding.bins, groups, decoding.total) if fast else self.within(_HEAD_BINS)
+            rule = self.within(decoding.bins, groups, decoding.total) if fast else self.within(HEAD_BINS)
         combined = fast and decoding.total is not None
         return DecodingRequest(candidates, decoding.then, rule, combined, feature=feature, retrieved=fast)
 
@@ -232,7 +237,8 @@ class HeisdDrafter(TokenDrafter):
         if not self.decoding.switches:
             return True
         self._path.append(window["state"][-1, list(settings.path)])
-        return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
+        boundary = settings.fast if self.decoding.boundary is None else self.decoding.boundary
+        return bool(settings.metric.now(np.stack(self._path)) >= boundary)
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,7 @@ class Heisd(Decoding):
     Attributes:
         proposes, then, bins: the memory, the head, the tolerance of a token.
         total: tolerance of a group's sum; None accepts every token by itself.
-        switches: whether the memory drafts only where the robot moves fast and straight.
+        switches, boundary: whether the memory drafts only where F reaches a boundary; None for the fitted one.
         gate: verify-skip.
     """
 
@@ -251,28 +257,39 @@ class Heisd(Decoding):
     bins: int = 15
     total: int | None = 30
     switches: bool = True
+    boundary: float | None = None
     gate: str = "verify_skip"
     learned = True
     drafts = HeisdDrafter
 
 
-_MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)
+_HEISD = Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike")
+_MEMORY = replace(_HEISD, about="HeiSD without the kinematic switch: the memory always drafts", switches=False)
+_RANDOM = replace(_MEMORY, gate="random")
 HEISD: dict[str, Decoding] = {
-    "heisd": Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike"),
+    "heisd": _HEISD,
     "heisd_no_switch": _MEMORY,
     "heisd_similar": replace(
-        _MEMORY, about="HeiSD, verified at the gates' rate, where features are least alike", gate="similarity"
+        _HEISD, about="HeiSD, verified at the gates' rate, where features are least alike", gate="similarity"
     ),
     "heisd_similar_random": replace(
-        _MEMORY, about="HeiSD, verified at random at that rate: the control", gate="random", rate_of="heisd_similar"
+        _RANDOM, about="the memory, verified at random at that rate: the control", rate_of="heisd_similar"
     ),
     "heisd_fixed": replace(
-        _MEMORY, about="HeiSD as in its released code: two of three inferences not verified", gate="periodic"
+        _HEISD, about="HeiSD as in its released code: its boundary, two of three retrieved chunks not verified",
+        boundary=_RELEASED_BOUNDARY, gate="fixed_skip",
+    ),
+    "heisd_fixed_random": replace(
+        _RANDOM, about="the memory, verified at random at that rate: the control", rate_of="heisd_fixed"
+    ),
+    "heisd_fixed_no_switch": replace(
+        _MEMORY, about="the released code's pattern without its switch: two of three inferences not verified",
+        gate="periodic",
     ),
     "retrieval": replace(
         _MEMORY, about="the memory alone, never verified: the control", then="none", bins=0, total=None, gate="never"
     ),
-}
+}  # fmt: skip
 
 # Score if there is nothing to compare; above 2, the maximum of 1 - cos.
 _NOT_SIMILAR = 3.0
@@ -336,3 +353,16 @@ class VerifySkip(Similarity):
         skip: SkipRule = pair.parts.drafters.settings.skip
         gate.threshold, gate.reach = 1.0 - skip.similarity, skip.distance
         return gate
+
+
+class FixedSkip(Similarity):
+    """The pattern of HeiSD's released code: two retrieved chunks after a verified one are skipped, no others."""
+
+    calibrated = False
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, *, max_skips: int | None = None, **settings: Any) -> Similarity:
+        return super().for_pair(pair, 0.5, max_skips=2 if max_skips is None else max_skips, **settings)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        return 0.0 if proposal.evidence.retrieved else _NOT_SIMILAR

@@ -18,6 +18,7 @@ from tests.tiny import quiet
 from specact.families.tokens.policy import DecodingRequest, to_actions
 from specact.families.tokens.speculative import DRAFT, TAIL, Decided, Decoded
 from specact.gates.gate import Random
+from specact.gates.settings import gate_settings
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.load import load_pair
@@ -138,12 +139,45 @@ def test_a_tail_is_the_prediction_of_its_own_filter_from_the_last_ten_actions_al
 
 
 def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: Pair[Any]) -> None:
-    asked = hand.composed(decoding=DECODINGS["heisd_fixed"]).drafter().propose(states(hand, 1)[0], rngs(1)[0])
+    asked = hand.composed(decoding=DECODINGS["heisd_no_switch"]).drafter().propose(states(hand, 1)[0], rngs(1)[0])
     found = asked.evidence
     assert len(found.candidates) == 5 and found.combined and asked.origin == Origin.RETRIEVED
     np.testing.assert_array_equal(found.candidates, hand.parts.drafters.memory.nearest(asked.evidence.feature, 5))
-    alone = hand.composed(decoding=replace(DECODINGS["heisd_fixed"], total=None)).drafter()  # type: ignore[call-arg]
+    alone = hand.composed(decoding=replace(DECODINGS["heisd_no_switch"], total=None)).drafter()  # type: ignore[call-arg]
     assert not question(alone, states(hand, 1)[0]).combined, "only groups are combined, not single tokens"
+
+
+def moving(pair: Pair[Any], still: int, count: int) -> list[Window]:
+    """A robot that stands still, and then moves fast and straight."""
+    standing, width = states(pair, 1)[0], len(pair.parts.drafters.settings.path)
+    seen = [standing.arrays["state"].copy() for _ in range(still + count)]
+    for step, state in enumerate(seen[still:], 1):
+        state[-1, :width] += 0.5 * step
+    return [Window({**standing.arrays, "state": state}) for state in seen]
+
+
+@pytest.mark.parametrize("name", ["heisd", "heisd_similar", "heisd_fixed"])
+def test_heisd_switches_from_the_head_to_the_memory_where_the_robot_moves_fast(arm: Pair[Any], name: str) -> None:
+    """What the head drafts is within 9 bins and always verified; of the memory's a part may not be."""
+    drafters = arm.parts.drafters
+    settings = replace(drafters.settings, fast=0.5)
+    fitted = replace(drafters, spec=replace(drafters.spec, settings=settings))
+    pair = arm.composed(decoding=DECODINGS[name], drafters=fitted)
+    gate = gate_settings(DECODINGS[name].gate, pair).build(pair)
+    _, records = played(pair, moving(pair, 20, 40), gate)
+    retrieved = np.array([record.proposal.evidence.retrieved for record in records])
+    assert not retrieved[:20].any() and retrieved[-20:].all() and (np.diff(retrieved.astype(int)) >= 0).all()
+    for record, memory in zip(records, retrieved, strict=True):
+        assert record.proposal.evidence.rule.each.max() == (15 if memory else 9)
+        assert memory or record.decision.transmit
+    sent = [record.decision.transmit for record in records][int(retrieved.argmax()) :]
+    assert name != "heisd_fixed" or sent[:9] == [False, False, True] * 3
+    # Without the switch the memory drafts from the beginning; so does it where the boundary is at 0.
+    for other in (
+        arm.composed(decoding=DECODINGS["heisd_no_switch"]),
+        arm.composed(decoding=replace(DECODINGS[name], boundary=0.0)),  # type: ignore[call-arg]
+    ):
+        assert all(record.proposal.evidence.retrieved for record in played(other, moving(arm, 20, 5))[1])
 
 
 # ---- Spec-VLA's head on the device -----------------------------------------------------------------------------------

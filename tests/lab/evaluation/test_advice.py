@@ -281,7 +281,7 @@ def test_descriptions_name_how_chunks_are_decoded() -> None:
     for name, asked, told in (
         ("full_1", 1.0, "the target on a server at every inference (full_1), without a draft"),
         ("block", 0.0, "the draft (block) alone"), ("specvla", 1.0, "the draft (specvla), every inference verified"),
-        ("heisd_fixed", 0.3, "the draft (heisd_fixed), 30% verified by the gate periodic"),
+        ("heisd_fixed", 0.3, "the draft (heisd_fixed), 30% verified by the gate fixed_skip"),
         ("unchecked", 0.5, "the draft (unchecked), 50% verified at random"),
     ):  # fmt: skip
         assert str(way(name, asked, 1.0, [0])) == told

@@ -78,7 +78,7 @@ def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown
 @pytest.mark.parametrize(
     ("name", "methods", "steps"),
     [
-        ("relocate-tokens", ("ar", "heisd_fixed", composed("similar", DECODINGS["heisd_similar"])), 9),
+        ("relocate-tokens", ("ar", "heisd_fixed_no_switch", composed("similar", DECODINGS["heisd_similar"])), 9),
         ("ball-chase-flow", ("unchecked", "flash"), 40),
     ],
 )
@@ -97,9 +97,9 @@ def test_methods_that_decode_otherwise_have_their_own_gates(
     rows, gates = summary["methods"], summary["gates"]
     if "ar" in methods:
         assert rows["ar"]["transmission_rate"] == 1.0
-        assert rows["heisd_fixed"]["transmission_rate"] == pytest.approx(1.0 / 3.0)
+        assert rows["heisd_fixed_no_switch"]["transmission_rate"] == pytest.approx(1.0 / 3.0)
         assert 0.0 < rows["similar"]["transmission_rate"] < 1.0
-        assert gates["heisd_fixed"]["threshold"] == 0.0  # never calibrated
+        assert gates["heisd_fixed_no_switch"]["threshold"] == 0.0  # never calibrated
     else:
         assert 0.0 < rows["flash"]["full"] < 1.0 and rows["flash"]["transmission_rate"] == 1.0
         # The first round of an episode is forced.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,21 @@ from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.policy import TokenBundle, causal, load_tokens
+from specact.families.tokens.speculative import Candidates, TreeDrafter, relaxed
 from specact.lab.rollout.distillation import TokenRollouts, read_rollouts
 from specact.lab.rollout.statistics import wilson
 from specact.lab.rollout.steps import SHARD
 from specact.lab.train.attention import unknown
 from specact.lab.train.chunks import write_chunk_bundle
-from specact.lab.train.drafters import DrafterHead, bigram_of, fit_skip, head_loss, output_layer
+from specact.lab.train.drafters import (
+    DrafterHead,
+    accepted_tokens,
+    bigram_of,
+    fit_skip,
+    head_loss,
+    least_worthwhile,
+    output_layer,
+)
 from specact.lab.train.fit import TrainingResult
 from specact.lab.train.flow import TokenModel
 from specact.lab.train.loop import Progress
@@ -157,6 +167,52 @@ def test_a_recipe_that_does_not_fit_its_target_is_refused(
     with pytest.raises(ConfigError, match=said):
         train_drafters(structs.replace(recipe_for(target), **changed), tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
+
+
+# --- HeiSD's boundary ---
+
+
+def test_the_memory_drafts_where_more_of_its_tokens_are_accepted() -> None:
+    """Of chunks of 8; as whole chunks of it are never accepted, a boundary fitted to these would leave it out."""
+    rng = np.random.default_rng(0)
+    speeds = rng.uniform(size=2000)
+    memory, head = rng.binomial(7, np.where(speeds > 0.6, 0.7, 0.2)), rng.binomial(7, 0.4, 2000)
+    assert least_worthwhile(speeds, memory - head) == pytest.approx(0.6, abs=0.02)
+    assert least_worthwhile(speeds, np.where(memory == 8, 1, -1)) > speeds.max()
+    assert least_worthwhile(speeds, memory + 1) == speeds.min()
+
+
+def test_accepted_tokens_are_what_is_left_of_a_chunk_without_its_passes() -> None:
+    rng = np.random.default_rng(0)
+    wanted = rng.integers(20, 230, (40, 6))
+    columns = {name: np.zeros((40, 6 * (name == "features"), 2)) for name in ("features", "seen", "state")}
+    known = np.arange(40)
+    made = TokenRollouts(known, known, wanted.astype(np.uint8), success=known > 0, **columns)  # type: ignore[arg-type]
+
+    def accepted(bias: np.ndarray, bins: int) -> Any:
+        drafts = [Candidates(chunk[None]) for chunk in wanted + bias]
+        return np.unique(accepted_tokens(made, relaxed(bins, 6, 2), TreeDrafter(), drafts)).tolist()
+
+    # Two passes for the first and the last token; none drafted; only the first two before one that is too far away.
+    assert accepted(np.zeros(6, int), 0) == [4] and accepted(np.full(6, 5), 4) == [0]
+    assert accepted(np.array([0, 5, 5, 6, 0, 0]), 5) == [2] and accepted(np.full(6, 5), 5) == [4]
+
+
+def test_only_the_bounds_of_drafters_are_fitted_again(target: TokenBundle, run: Path, tmp_path: Path) -> None:
+    """As of drafters whose boundary is wrong; the networks, and what else was fitted, stay."""
+    wrong = tmp_path / "wrong"
+    shutil.copytree(run / "bundles" / "drafted", wrong)
+    manifest = json.loads((wrong / "manifest.json").read_text())
+    right = manifest["spec"]["settings"] | {}
+    manifest["spec"]["settings"] |= {"fast": 99.0, "scale": 7.0}
+    (wrong / "manifest.json").write_text(json.dumps(manifest))
+    train_drafters(structs.replace(recipe_for(target), keeps=str(wrong)), tmp_path / "again", quiet)
+    again = load_drafters(tmp_path / "again" / "bundles" / "drafted", target)
+    old = load_drafters(run / "bundles" / "drafted", target)
+    assert again.fingerprint == old.fingerprint and again.settings.scale == 7.0
+    assert again.settings.fast == right["fast"] and again.settings.filters == old.settings.filters
+    assert again.manifest.training["boundary"] == old.manifest.training["boundary"]
+    assert len(list((tmp_path / "again" / "rollouts").iterdir())) == 1, "only what is held out is recorded"
 
 
 # --- HeiSD's verify-skip ---

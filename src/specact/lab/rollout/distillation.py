@@ -193,15 +193,15 @@ class TokenRollouts:
 
 
 def record_rollouts(
-    target: str, env: str, seed: int, folder: Path, count: int, each: Each, progress: Callable[[int, int], None]
+    target: str, env: str, seed: int, folder: Path, numbers: range, each: Each, progress: Callable[[int, int], None]
 ) -> list[Path]:
-    """Records the missing ones of so many files, of :data:`SHARD` episodes each, and returns all of them.
+    """Records the missing ones of the files with these numbers, of :data:`SHARD` episodes each, and returns all.
 
     The token policy decodes greedily; every action of its chunks is executed. ``each`` runs the work, such as
     :meth:`Pool.each <specact.lab.rollout.pool.Pool.each>`; progress is (files done, total).
     """
-    files = [folder / f"{number:05}.safetensors" for number in range(count)]
-    missing = [number for number, file in enumerate(files) if not file.exists()]
+    files = [folder / f"{number:05}.safetensors" for number in numbers]
+    missing, count = [number for number, file in zip(numbers, files, strict=True) if not file.exists()], len(files)
     progress(count - len(missing), count)
     for done, _ in enumerate(each(partial(_record, target, env, seed, folder), missing), count - len(missing) + 1):
         progress(done, count)

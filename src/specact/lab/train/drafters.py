@@ -1,19 +1,21 @@
 """Training of a token policy's drafters on its own rollouts: Spec-VLA's head, bigrams, memory, and fitted settings.
 
-HeiSD (Zheng et al. 2026, arXiv 2603.17573) executes a retrieved chunk unverified above the least similarity at which
-neighbouring steps are still alike, up to the distance to which that holds; its Algorithm 1 is inconsistent as printed.
-Here a skip is safe where the target would have accepted the retrieved chunk, and the bounds maximise the skips while
-enough of them are safe.
+HeiSD (Zheng et al. 2026, arXiv 2603.17573) lets its memory draft above a value of F, and executes a retrieved chunk
+unverified above the least similarity at which neighbouring steps are still alike, up to the distance to which that
+holds; its Algorithm 1 is inconsistent as printed. Here the boundary of F maximises the accepted tokens. A skip is safe
+where the target would have accepted the whole retrieved chunk, and its bounds maximise the skips while enough of them
+are safe.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,13 +23,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from specact.bundle.manifest import MANIFEST
 from specact.errors import ConfigError, DataError
 from specact.families.tokens.policy import BINS, causal, load_tokens, to_actions
-from specact.families.tokens.speculative import relaxed
+from specact.families.tokens.speculative import Acceptance, Decided, GroupCandidates, TreeDrafter, relaxed
 from specact.lab.envs import env_of
 from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.statistics import wilson
+from specact.lab.rollout.statistics import roc_auc, wilson
 from specact.lab.rollout.steps import SHARD
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.export import BundleFolder, Graph, Input, below, deployed, mostly, stored_weights
@@ -35,10 +38,10 @@ from specact.lab.train.fit import Training
 from specact.lab.train.loop import Losses, Metrics, Progress, Stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import DrafterRecipe, plain
 from specact.rng import Role, stream
-from specact.systems.heisd import KinematicMetric, Memory, SkipRule, unit
-from specact.systems.kerv import Kalman, typical_change, variability
-from specact.systems.specvla import TokenHead
-from specact.systems.tokens import DRAFTER_PARTS, DraftedFor, DrafterSettings
+from specact.systems.heisd import HEAD_BINS, NEIGHBOURS, KinematicMetric, Memory, SkipRule, unit
+from specact.systems.kerv import Kalman, Motion, typical_change, variability
+from specact.systems.specvla import HeadDrafter, TokenHead
+from specact.systems.tokens import DRAFTER_PARTS, DraftedFor, DrafterSettings, load_drafters
 
 _VALIDATED = 2048  # maximum number of inferences for validation
 _BIGRAMS = 16  # most frequent successors that are stored per token
@@ -64,26 +67,29 @@ class DrafterTraining(Training):
             )
         if target.networks.length < 2:
             raise ConfigError(f"{target.name} writes chunks of a single token, of which nothing can be drafted")
+        self.kept = None if recipe.keeps is None else load_drafters(recipe.keeps, target)
         self.request = plain(recipe) | {"taught_by": target.fingerprint}
 
     @contextmanager
     def prepared(self, progress: Progress) -> Iterator[None]:
-        recipe, target = self.recipe, self.target
+        recipe, target, count = self.recipe, self.target, self.recipe.episodes // SHARD
+        first_held_out = count - max(1, round(recipe.held_out * count))
         with Pool(self._jobs) as pool:
             # By path, so that other processes read the same bundle.
             files = record_rollouts(
                 str(target.path), env_of(target.env, recipe.env), recipe.seed, self.out / "rollouts",
-                recipe.episodes // SHARD, pool.each, partial(progress, "rollouts"),
+                range(first_held_out if self.kept else 0, count), pool.each, partial(progress, "rollouts"),
             )  # fmt: skip
-        first_held_out = len(files) - max(1, round(recipe.held_out * len(files)))
-        self.train, self.held_out = read_rollouts(files[:first_held_out]), read_rollouts(files[first_held_out:])
-        # Before the training, so that errors are raised early.
-        self.settings = fit_settings(recipe, self.train, self.held_out, target.spec.actions)
-        self.settings.check(target.spec)
+        self.held_out = read_rollouts(files[first_held_out - count :])
+        if self.kept is None:
+            self.train = read_rollouts(files[:first_held_out])
+            # Before the training, so that errors are raised early.
+            self.settings = fit_settings(recipe, self.train, target.spec.actions)
+            self.settings.check(target.spec)
         yield
 
     def plan(self) -> list[dict[str, int]]:
-        return [{"head": self.recipe.steps}]
+        return [] if self.kept else [{"head": self.recipe.steps}]
 
     def stage(self, name: str) -> Stage:
         recipe, train, held_out = self.recipe, self.train, self.held_out
@@ -104,19 +110,30 @@ class DrafterTraining(Training):
         return Stage(name, model, recipe, update, validate, recipe.seed)
 
     def export(self, progress: Progress) -> list[Path]:
-        recipe, target, head = self.recipe, self.target, self._head()
+        recipe, target, kept = self.recipe, self.target, self.kept
+        folder = BundleFolder(self.out / "bundles" / recipe.bundle, DRAFTER_PARTS)
+        if kept is not None:
+            for part, file in kept.files.items():
+                folder.take(part, file)
+            settings, fitted = fit_memory(kept.settings, self.held_out, kept.memory, kept.own["head"])
+            values = json.loads((kept.path / MANIFEST).read_text())
+            values["training"] = {**values.get("training", {}), **fitted}
+            return [folder.finish(values, replace(kept.spec, settings=settings))]
+        head, memory = self._head(), memory_of(self.train)
         head.load_state_dict(self.weights("head"))
-        memory, folder = memory_of(self.train), BundleFolder(self.out / "bundles" / recipe.bundle, DRAFTER_PARTS)
         folder.export("head", head_graph(deployed(head)))
         folder.arrays("bigram", bigram_of(self.train.tokens))
         folder.arrays(
             "memory", {"features": memory.features.astype(np.float16), "tokens": memory.tokens.astype(np.uint8)}
         )
         length, width = target.networks.length, target.networks.width
-        scale = scale_of(self.held_out, TokenHead(folder.files["head"], length, width))
-        made_for = DraftedFor(target.fingerprint, length, width, replace(self.settings, scale=scale))
+        exported = TokenHead(folder.files["head"], length, width)
+        settings = replace(self.settings, scale=scale_of(self.held_out, exported))
+        drafter = HeadDrafter(exported, settings.top, settings.depth, settings.nodes)
+        settings, fitted = fit_memory(settings, self.held_out, memory, drafter)
         manifest = self.manifest(recipe.bundle, env_of(target.env, recipe.env))
-        return [folder.finish({"kind": "drafters", **manifest}, made_for)]
+        values = {"kind": "drafters", **manifest, "training": manifest["training"] | fitted}
+        return [folder.finish(values, DraftedFor(target.fingerprint, length, width, settings))]
 
     def _head(self) -> DrafterHead:
         target, recipe = self.target, self.recipe
@@ -252,63 +269,94 @@ def memory_of(rollouts: TokenRollouts) -> Memory:
     return Memory(unit(rollouts.seen[used].astype(np.float32)), rollouts.tokens[used].astype(np.int64))
 
 
-def fit_settings(
-    recipe: DrafterRecipe, rollouts: TokenRollouts, held_out: TokenRollouts, actions: int
-) -> DrafterSettings:
-    """Fits filters and ranges to the rollouts of the memory, and thresholds by agreement on held-out ones.
+def fit_settings(recipe: DrafterRecipe, rollouts: TokenRollouts, actions: int) -> DrafterSettings:
+    """Fits filters and ranges to the rollouts of the memory.
 
-    The scale of KERV's tolerance stays 1, because it needs a head, see :func:`scale_of`.
+    The scale of KERV's tolerance stays 1, and HeiSD never retrieves or skips, because they need a head: see
+    :func:`scale_of` and :func:`fit_memory`.
 
     Raises:
         ConfigError: for values that do not fit the policy, or rollouts that are too short for the window.
     """
-    length, strict = rollouts.tokens.shape[1], recipe.strict
+    strict, episodes = recipe.strict, _rows(rollouts)
     groups, path = recipe.groups or tuple(range(actions)), recipe.path or tuple(range(rollouts.state.shape[1]))
-    rule = relaxed(GROUP_EACH, length, actions, strict, groups, GROUP_TOTAL)
-    episodes, held_out_episodes = _rows(rollouts), _rows(held_out)
-    tokens, wanted = (part.tokens.astype(np.int64) for part in (rollouts, held_out))
-    executed = [to_actions(tokens[rows]).reshape(-1, actions) for rows in episodes]
-    metric = KinematicMetric.fit([rollouts.state[rows][:, list(path)] for rows in episodes], recipe.window)
-    memory, moving = memory_of(rollouts), np.zeros(len(held_out))
-    # Whether the nearest chunk would have been accepted, in episodes that are not in the memory.
-    accepted = [
-        rule.accepted(memory.nearest(seen)[0] - right, 0) for seen, right in zip(held_out.seen, wanted, strict=True)
-    ]
-    agrees = np.array(accepted) == length
-    for rows in held_out_episodes:
-        moving[rows] = metric.along(held_out.state[rows][:, list(path)])
-    seen, safe = [held_out.seen[rows] for rows in held_out_episodes], [agrees[rows] for rows in held_out_episodes]
+    executed = [to_actions(rollouts.tokens[rows].astype(np.int64)).reshape(-1, actions) for rows in episodes]
     return DrafterSettings(
-        strict=strict,
-        groups=groups,
-        path=path,
-        filters={
-            "velocity": Kalman.fit(executed, motion="velocity", copied=strict),
-            "walk": Kalman.fit(executed, motion="walk", copied=strict),
-        },
-        scale=1.0,
-        metric=metric,
-        fast=least_worthwhile(moving, agrees),
-        skip=fit_skip(seen, safe, LONGEST_SKIP),
-        top=recipe.top,
-        depth=recipe.tree,
-        nodes=recipe.nodes,
-    )
+        strict, groups, path, scale=1.0, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes,
+        filters={motion: Kalman.fit(executed, motion=motion, copied=strict) for motion in get_args(Motion)},
+        metric=KinematicMetric.fit([rollouts.state[rows][:, list(path)] for rows in episodes], recipe.window),
+        fast=2.0, skip=SkipRule(),  # above every F
+    )  # fmt: skip
 
 
-def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) -> float:
-    """The score threshold that maximises agreements minus disagreements at and above it.
+def fit_memory(
+    settings: DrafterSettings, rollouts: TokenRollouts, memory: Memory, head: TreeDrafter
+) -> tuple[DrafterSettings, dict[str, Any]]:
+    """Settings with HeiSD's boundary and its bounds of verify-skip, fitted to rollouts that are not in the memory.
+
+    And what the boundary rests on, for the manifest: the mean accepted tokens of a chunk with the memory, the head,
+    and whichever the boundary chooses, its ``share`` of the memory; and the ``auc`` of F, the probability that it is
+    larger where more of the memory's tokens are accepted than where more of the head's are.
+    """
+    length, actions = rollouts.tokens.shape[1], len(settings.groups)
+    rule = relaxed(GROUP_EACH, length, actions, settings.strict, settings.groups, GROUP_TOTAL)
+    wanted, moving, episodes = rollouts.tokens.astype(np.int64), np.zeros(len(rollouts)), _rows(rollouts)
+    for rows in episodes:
+        moving[rows] = settings.metric.along(rollouts.state[rows][:, list(settings.path)])
+    nearest = [memory.nearest(seen, NEIGHBOURS) for seen in rollouts.seen]
+    candidates = [GroupCandidates(chunks, rule.groups, rule.each == 0) for chunks in nearest]
+    retrieved = accepted_tokens(rollouts, rule, head, candidates)
+    drafted = accepted_tokens(rollouts, relaxed(HEAD_BINS, length, actions, settings.strict), head)
+    fast, apart = least_worthwhile(moving, retrieved - drafted), retrieved != drafted
+    fitted = {
+        "inferences": len(rollouts), "memory": retrieved.mean(), "head": drafted.mean(),
+        "chosen": np.where(moving >= fast, retrieved, drafted).mean(), "share": (moving >= fast).mean(),
+        "auc": roc_auc(moving[apart], (retrieved > drafted)[apart]),
+    }  # fmt: skip
+    # Whether the nearest chunk would have been accepted.
+    agrees = np.array([rule.accepted(of[0] - right, 0) for of, right in zip(nearest, wanted, strict=True)]) == length
+    skip = fit_skip([rollouts.seen[rows] for rows in episodes], [agrees[rows] for rows in episodes], LONGEST_SKIP)
+    return replace(settings, fast=fast, skip=skip), {
+        "boundary": {name: float(each) for name, each in fitted.items() if each is not None}
+    }
+
+
+def accepted_tokens(
+    rollouts: TokenRollouts, rule: Acceptance, head: TreeDrafter, first: Sequence[TreeDrafter] = ()
+) -> NDArray[np.int64]:
+    """Drafted tokens that are accepted of each whole chunk, ``[N]``: T less the passes of the target's decoder.
+
+    The head drafts, after what drafts ``first`` in each inference if anything does. In every pass the tokens before
+    are the target's own, whereas decoding goes on from the accepted ones: an approximation that needs no target.
+    """
+    tokens, features = rollouts.tokens.astype(np.int64), rollouts.features.astype(np.float32)
+    count, length = tokens.shape
+    places, accepted, drafters = np.ones(count, np.int64), np.zeros(count, np.int64), first
+    while len(rows := np.flatnonzero(places < length)):
+        decided = [Decided(tokens[row, : places[row]], features[row, : places[row]], length) for row in rows]
+        trees = [drafter.tree(before) for drafter, before in zip(drafters, decided, strict=False)] or head.grow(decided)
+        for row, tree in zip(rows.tolist(), trees, strict=True):
+            at, wanted = int(places[row]), tokens[row, places[row] :]
+            paths = (tree.tokens[path] - wanted[: len(path)] for path in tree.paths)
+            most = max((rule.accepted(bias, at) for bias in paths), default=0)
+            accepted[row] += most
+            places[row] += most + 1
+        drafters = ()
+    return accepted
+
+
+def least_worthwhile(scores: NDArray[np.floating], gains: NDArray[np.integer]) -> float:
+    """The score threshold that maximises the sum of the gains at and above it.
 
     Returns:
-        One of the scores; above all of them if no threshold has a positive balance.
+        One of the scores; above all of them if no threshold has a positive sum.
     """
     order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
-    gains = np.cumsum(np.where(agrees[order], 1, -1))
+    ranked, sums = scores[order], np.cumsum(gains[order])
     # A threshold can lie only between different scores.
-    gains = np.where(np.append(np.diff(ranked) != 0.0, True), gains, -len(scores))
-    best = int(np.argmax(gains))
-    return float(ranked[best]) if gains[best] > 0 else float(np.nextafter(ranked[0], np.inf))
+    sums = np.where(np.append(np.diff(ranked) != 0.0, True), sums, -np.inf)
+    best = int(np.argmax(sums))
+    return float(ranked[best]) if sums[best] > 0 else float(np.nextafter(ranked[0], np.inf))
 
 
 def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:

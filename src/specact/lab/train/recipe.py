@@ -306,12 +306,14 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     dimension in HeiSD's acceptance (each its own by default); ``path`` are indices into ``state`` of the point for
     HeiSD's kinematic metric (default: all), whose history is ``window`` inferences. ``top``, ``tree`` and ``nodes`` are
     children of a node, depth and size of the head's tree; ``heads`` and ``dropout`` are its layer's; it learns from
-    ``ahead`` autoregressive passes, features with uniform noise of half width ``feature_noise``.
+    ``ahead`` autoregressive passes, features with uniform noise of half width ``feature_noise``. ``keeps`` is a folder
+    of drafters that are not trained again: of HeiSD's settings only the boundary and the bounds of verify-skip are new.
     """
 
     kind: Literal["drafters"]
     bundle: str
     target: str
+    keeps: str | None = None
     env: str | None = None
     episodes: int = 300
     strict: tuple[int, ...] = ()
