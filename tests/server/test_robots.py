@@ -95,7 +95,8 @@ def test_what_is_not_finite_is_an_error_of_its_request_alone_even_in_a_batch() -
         server.waiting(4)
         server.exchange.open.set()
         assert [robot.reply().id for robot in (robots[0], *robots[2:])] == [0, 1, 1]
-        assert [robot.receive().id for robot in robots[:2]] == [1, 1]
+        failures = [robot.receive() for robot in robots[:2]]
+        assert [(failure.id, failure.code) for failure in failures] == [(1, "bad_message")] * 2
         assert len(server.exchange.batches[1]) == 3
 
 
