@@ -14,7 +14,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/bundle": (450, 810),
     f"{SRC}/gates": (1_000, 1_270),
     f"{SRC}/families": (2_900, 3_610),
-    f"{SRC}/systems": (2_200, 2_860),
+    f"{SRC}/systems": (2_200, 2_890),
     f"{SRC}/execution": (500, 500),
     f"{SRC}/robot": (900, 1_205),
     f"{SRC}/wire": (450, 769),
@@ -31,9 +31,9 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_852),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_171),
-    "experiments": (4_500, 6_960),
+    "experiments": (4_500, 7_080),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 32_080),
+    "tests": (27_000, 32_150),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
