@@ -1,6 +1,7 @@
 """RoboECC: a target in stages on device and server, over recorded links (docs/results/split.md).
 
-``--data`` is the folder with ``mahimahi/`` and ``telerobot_rtt/``.
+``--data`` is the folder with ``mahimahi/`` and ``telerobot_rtt/``. A cell of virtual time names device and link, as in
+``--only virtual/metaworld/20/lte``; it takes the stored times of stages, unless the run has measured them again.
 """
 
 from __future__ import annotations
@@ -14,22 +15,27 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures import draw_times
-from experiments.grid import Cell, Experiment, Results, Run
+from experiments.grid import CELL, Cell, Experiment, Results, Run
+from experiments.measure import interleaved, seconds_of
 from experiments.report import Picture, Report, Table, between, named
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
 from experiments.split.sockets import GATED, Device, calibrate_along, staged_client, target_windows
 from experiments.tised.tables import systems_of
+from specact.families.tokens.policy import load_tokens
 from specact.lab.evaluation.cost import median_ms
 from specact.lab.report.figures import style_of
 from specact.lab.rollout.processes import serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
-from specact.rng import StepAddress
+from specact.rng import Role, StepAddress, stream
 from specact.systems.roboecc import StageCosts, measure_costs
-from specact.systems.staged import PRECISIONS, StagedFolder, load_staged, reader_of
+from specact.systems.staged import PRECISIONS, StagedFolder, TokenStages, load_staged, pack, reader_of, unpack
+from specact.types import Floats
 
 BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
+# A policy that writes its chunk token by token, for the same task.
+TOKENS = "metaworld-tokens"
 # Slowdown of the device's networks, and upper bounds of the server's load.
 FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 LINKS = ("5g-like", "lte", "lte-driving", "wifi")
@@ -42,6 +48,7 @@ NAMES = {
     "server": "everything on the server",
     "static": "static cut",
     "roboecc": "RoboECC's rule, forecast",
+    "behind": "prefill on the server",
     "roboecc_oracle": "RoboECC's rule, oracle",
     "smallest_last": "smallest total, last value",
     "smallest": "smallest total, forecast",
@@ -55,12 +62,24 @@ NAMES = {
 }
 
 
+_VIRTUAL = "in virtual time: mean of an inference [ms], with a 95 % interval from blocks of 5 s"
+ABOUT = {
+    "virtual": f"{BUNDLE} {_VIRTUAL}", "tokens": f"{TOKENS} {_VIRTUAL}",
+    "sockets": f"{BUNDLE} over sockets: mean / 95th percentile of an inference [ms], and inferences without an answer",
+}  # fmt: skip
+SHOWN = {"sockets": "{LINK[mean_ms]:.0f} / {LINK[p95_ms]:.0f}, {LINK[missed]}"}
+
+
 def plan(run: Run) -> Iterator[Cell]:
     """Costs and forecasts, which the other cells need; real sockets, virtual time, precision."""
     yield Cell("costs", measure)
     for name in LINKS:
         yield Cell(f"forecasts/{name}", partial(learn, name))
-    yield Cell("simulated", simulate)
+    yield Cell(f"tokens/{TOKENS}", token_costs)
+    for bundle in (BUNDLE, TOKENS):
+        for factor in FACTORS:
+            for name in LINKS:
+                yield Cell(f"virtual/{bundle}/{factor:g}/{name}", partial(simulate, bundle, factor, name))
     yield Cell("precision", lambda folder, run: precision_errors(_stages(run), run.few(40), run.seed))
     for factor in FACTORS:
         for name in OVER_SOCKETS:
@@ -78,16 +97,29 @@ def _link(name: str, run: Run) -> StudyLink:
     return study_links(run.needed("mahimahi/ and telerobot_rtt/"), run.out)[LINKS.index(name)]
 
 
-def _costs(run: Run, factor: float) -> StageCosts:
+def _measured(cell: str, run: Run) -> Any:
+    """The result of a cell, as measured in this run, or else as stored."""
+    if (run.out / cell / CELL).exists():
+        return run.result(cell)
+    found: Any = Experiment.load("split").stored()
+    for part in cell.split("/"):
+        found = found[part]
+    return found
+
+
+def _costs(run: Run, factor: float, bundle: str = BUNDLE) -> StageCosts:
     """The costs of stages on a device that is slower than this machine by a factor."""
-    measured = run.result("costs")["costs"]
+    measured = _measured("costs" if bundle == BUNDLE else f"tokens/{bundle}", run)["costs"]
     arrays = {name: np.array(measured[name]) for name in ("server_s", "device_s", "cut_bytes", "load")}
     arrays["device_s"] *= factor
     return StageCosts(observation_bytes=measured["observation_bytes"], **arrays)
 
 
 def _forecast(name: str, run: Run) -> Path:
-    return run.out / "forecasts" / name / "forecast.safetensors"
+    file = run.out / "forecasts" / name / "forecast.safetensors"
+    if not file.exists():
+        save_forecast(train_forecast(bandwidths_of(_link(name, run), _costs(run, 1.0))[0]), file)
+    return file
 
 
 def measure(folder: Path, run: Run) -> dict[str, Any]:
@@ -103,11 +135,43 @@ def measure(folder: Path, run: Run) -> dict[str, Any]:
 
 
 def learn(name: str, folder: Path, run: Run) -> dict[str, float]:
-    """Trains the forecast of a recording on its first part; its errors on the rest."""
-    before, after = bandwidths_of(_link(name, run), _stages(run))
-    forecast = train_forecast(before)
-    save_forecast(forecast, _forecast(name, run))
-    return forecast_errors(forecast.forecast, before, after)
+    """Trains the forecast of a recording on its first part; its errors on the rest, and its time on this machine."""
+    before, after = bandwidths_of(_link(name, run), _costs(run, 1.0))
+    forecast, past = load_forecast(_forecast(name, run)).forecast, after[:64].tolist()
+    return forecast_errors(forecast, before, after) | {"seconds": seconds_of(partial(forecast, past), 100)}
+
+
+def token_costs(folder: Path, run: Run) -> dict[str, Any]:
+    """Times of encoder, prefill and decoding on this machine, bytes, and what fewer bits of the KV cache change.
+
+    Stages are taken in turns; a time is the fastest of many, since the work is the same for every observation, and the
+    server is as fast as this machine. ``same``: the share of chunks whose tokens are those of the policy as a whole, by
+    the precision of the KV cache.
+    """
+    bundle, pair = load_tokens(TOKENS), load_pair(TOKENS)
+    stages, spec = TokenStages(bundle), TokenStages(bundle).spec
+    windows = [window for _, window in target_windows(pair, run.few(PROBES), run.seed)]
+    given = [(window, stages.begin([window], 1), stages.begin([window], 2)) for window in windows]
+    kinds = {"encoder": lambda of: stages.begin([of[0]], 1), "prefill": lambda of: stages.prefilled(of[1]),
+             "decoding": lambda of: stages.finish(of[2], 2)}  # fmt: skip
+    seconds = interleaved(kinds, given, stream(run.seed, Role.GATE), 5)
+    spent = np.array([min(seconds[kind]) for kind in kinds])
+    exact = [bundle.policy().decode([window])[0].tokens for window in windows]
+    same = {
+        precision: float(np.mean([
+            np.array_equal(stages.finish(unpack(pack(cache[0], precision), spec.activations[1]), 2)[0][0], tokens)
+            for (_, _, cache), tokens in zip(given, exact, strict=True)
+        ]))
+        for precision in PRECISIONS
+    }  # fmt: skip
+    cut_bytes = [float(spec.reply_bytes(cut, "float16")) for cut in range(spec.stages + 1)]
+    costs = StageCosts(spent, spent, np.array(cut_bytes), float(spec.observation.nbytes), spent / spent.sum())
+    return {
+        "costs": {name: np.asarray(of).tolist() for name, of in vars(costs).items()},
+        "same": same,
+        "chunks": len(windows),
+        "tokens": bundle.networks.length,
+    }
 
 
 def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -123,23 +187,43 @@ def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[
     return [{"link": name, "method": method, **cell_summary(cell)} for method, cell in found.items()]
 
 
-def simulate(folder: Path, run: Run) -> dict[str, list[dict[str, Any]]]:
-    """Every method on every link in virtual time, by slowdown and bound of the server's load."""
-    tables: dict[str, list[dict[str, Any]]] = {}
-    links = [_link(name, run) for name in LINKS]
-    before = {link.name: bandwidths_of(link, _stages(run))[0] for link in links}
-    for factor in FACTORS:
-        costs = _costs(run, factor)
-        for budget in BUDGETS:
-            rows = tables.setdefault(f"{factor:g} times slower, server's load at most {budget:g}", [])
-            methods = [name for name in SIMULATED if name != "server" or budget >= 1.0]
-            for link in links:
-                count = int((link.seconds - link.trained_s) / PERIOD_S)
-                learned = load_forecast(_forecast(link.name, run)).forecast
-                for method in methods:
-                    cell = simulated(method, link, costs, before[link.name], learned, count, budget)
-                    rows.append({"link": link.name, "method": method, **cell_summary(cell)})
-    return tables
+def simulate(bundle: str, factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
+    """Every method in virtual time, with a device that is slower by a factor, by bound of the server's load."""
+    costs, link, rows = _costs(run, factor, bundle), _link(name, run), list[dict[str, Any]]()
+    before = bandwidths_of(link, costs)[0]
+    count = int((link.seconds - link.trained_s) / PERIOD_S)
+    learned = load_forecast(_forecast(name, run)).forecast
+    for budget in BUDGETS if bundle == BUNDLE else BUDGETS[:1]:
+        cells = {
+            method: simulated(method, link, costs, before, learned, count, budget)
+            for method in (*SIMULATED, *(("behind",) if bundle == TOKENS else ()))
+            if method != "server" or budget >= 1.0
+        }
+        baselines = {
+            name: np.array(cells[name]["latency_ms"]) for name in ("device", "static", "server") if name in cells
+        }
+        for method, cell in cells.items():
+            spent = np.array(cell["latency_ms"])
+            speedup = {name: block_interval(spent, times) for name, times in baselines.items()}
+            rows.append({
+                "link": name, "method": method, "budget": budget, **cell_summary(cell), "mean": block_interval(spent),
+                "speedup": speedup,
+            })  # fmt: skip
+    return rows
+
+
+def block_interval(spent: Floats, baseline: Floats | None = None, block: int = 25) -> dict[str, float]:
+    """The mean time of inferences in a row, or how many times faster than a baseline's it is, with a 95 % interval.
+
+    Of 2,000 bootstrap samples of blocks of 5 s: what a link does lasts for many inferences.
+    """
+    count = len(spent)
+    starts = stream(0, Role.GATE).integers(0, count, (2000, -(-count // block), 1))
+    rows = ((starts + np.arange(block)) % count).reshape(2000, -1)[:, :count]
+    means = [np.append(times[rows].mean(axis=1), times.mean()) for times in (spent, baseline) if times is not None]
+    values = means[0] if baseline is None else means[1] / means[0]
+    low, high = np.quantile(values[:-1], (0.025, 0.975)).tolist()
+    return {"mean": float(values[-1]), "low": low, "high": high}
 
 
 def cell_summary(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,15 +261,18 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
 
 def report(results: Results) -> Report:
     """docs/results/split.md."""
-    sockets = {
-        f"{factor} times": [cell for cells in by_link.values() for cell in cells]
-        for factor, by_link in results["sockets"].items()
-    }
+    kinds = {
+        "virtual": results["virtual"][BUNDLE], "tokens": results["virtual"][TOKENS], "sockets": results["sockets"],
+    }  # fmt: skip
+    groups = {
+        (kind, factor, budget): rows
+        for kind, factors in kinds.items() for factor, links in factors.items() for budget in BUDGETS
+        if (rows := [row for cell in links.values() for row in cell if row.get("budget", 1.0) == budget])
+    }  # fmt: skip
     tables = [
-        *(of_methods(f"sockets-{at.split()[0]}", f"A device {at} slower, over sockets", rows)
-          for at, rows in sockets.items()),
-        *(of_methods(f"simulated-{number}", f"Virtual time, a device {at}", rows)
-          for number, (at, rows) in enumerate(results["simulated"].items())),
+        *(of_methods(f"{kind}-{factor}{'-limited' * (budget < 1.0)}", f"{ABOUT[kind]}; a device {factor} times slower, "
+                     f"the server's load at most {budget:g}.", rows, SHOWN.get(kind, "{LINK[mean]:ci0}"))
+          for (kind, factor, budget), rows in groups.items()),
         Table(
             "forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording [bytes/s].",
             "link | inferences | mean | error: LSTM | last value | squared: LSTM | last value | mean of the past",
@@ -199,39 +286,44 @@ def report(results: Results) -> Report:
             "| {uint8[probability]:.1e} | {float16[codes]:.3f} | {uint8[codes]:.3f}", results["precision"],
         ),
     ]  # fmt: skip
-    virtual = {("virtual", at[:2], row["link"], row["method"]): row for at, rows in results["simulated"].items()
-               if "at most 1" in at for row in rows}  # fmt: skip
-    measured = {("sockets", at[:2], row["link"], row["method"]): row for at, rows in sockets.items() for row in rows}
-    facts: dict[str, Any] = {" ".join(key): row for key, row in {**virtual, **measured}.items()}
-    for kind, found in (("sockets", measured), ("virtual", virtual)):
-        pairs = [
-            (row["mean_ms"], found[*key[:3], "server"]["mean_ms"]) for key, row in found.items() if key[3] == "roboecc"
-        ]
-        facts[f"{kind} rule slower"] = {"of": len(pairs), "places": sum(rule > server for rule, server in pairs)}
+    facts: dict[str, Any] = {
+        f"{kind} {factor} {row['link']} {row['method']}": row
+        for (kind, factor, budget), rows in groups.items() if budget == 1.0 for row in rows
+    }  # fmt: skip
+    for kind in kinds:
+        slower = [row["mean_ms"] > facts[name.replace("roboecc", "server")]["mean_ms"] for name, row in facts.items()
+                  if name.startswith(kind) and name.endswith(" roboecc")]  # fmt: skip
+        facts[f"{kind} rule slower"] = {"of": len(slower), "places": sum(slower)}
+    tokens = results["tokens"][TOKENS]
+    costs, names = tokens["costs"], ("encoder", "prefill", "decoding")
+    facts["tokens"] = tokens | dict(zip(names, (1e3 * seconds for seconds in costs["server_s"]), strict=True))
+    facts["tokens"] |= {"kilobytes": costs["cut_bytes"][2] / 1e3, "observation": costs["observation_bytes"] / 1e3}
+    facts["overhead"] = {link: 20e3 * row["seconds"] / facts[f"virtual 20 {link} roboecc"]["mean_ms"]
+                         for link, row in results["forecasts"].items()}  # fmt: skip
     tised = Experiment.load("tised")
     systems = systems_of(tised.stored())
     facts |= {f"cut {cut} {link}": between(systems, SWEPT.format(link), f"split {cut}", "split 0")
               for cut, link in ((1, 50), (7, 1), (8, 20))}  # fmt: skip
+    sockets = [rows for (kind, *_), rows in groups.items() if kind == "sockets"]
     return Report(tables, facts, [Picture("split.svg", partial(draw_methods, sockets))], tised.elsewhere("split-ball"))
 
 
-def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]]) -> Table:
-    """Mean and 95th percentile of every method on every link."""
+def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]], shown: str) -> Table:
+    """Every method on every link, whose name is LINK in what is ``shown``."""
     links = [link for link in LINKS if any(cell["link"] == link for cell in cells)]
     found = {(cell["method"], cell["link"]): cell for cell in cells}
     rows = [
         {"method": method, "name": NAMES[method], **{link: found[method, link] for link in links}}
         for method in dict.fromkeys(cell["method"] for cell in cells)
     ]
-    shown = (f"{{{link}[mean_ms]:.0f}} / {{{link}[p95_ms]:.0f}}, {{{link}[missed]}}" for link in links)
-    about += ": mean / 95th percentile of an inference [ms], and inferences without an answer."
-    return Table(name, about, " | ".join(["placement", *links]), " | ".join(["{name}", *shown]), rows)
+    columns = (shown.replace("LINK", link) for link in links)
+    return Table(name, about, " | ".join(["placement", *links]), " | ".join(["{name}", *columns]), rows)
 
 
-def draw_methods(sockets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def draw_methods(sockets: Sequence[Sequence[Mapping[str, Any]]]) -> Figure:
     """Mean time of an inference of every method over LTE, with a bar to the 95th percentile."""
     times = []
-    for shift, cells in zip((-0.15, 0.15), sockets.values(), strict=True):
+    for shift, cells in zip((-0.15, 0.15), sockets, strict=True):
         lte = [cell for cell in cells if cell["link"] == "lte"]
         for at, cell in enumerate(lte):
             colour, mean = style_of("adahi" if cell["method"] in GATED else "target").colour, cell["mean_ms"]

@@ -29,7 +29,6 @@ from specact.systems.roboecc import (
     measured,
     total_s,
 )
-from specact.systems.staged import StagedFolder
 from specact.types import Floats
 
 PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
@@ -88,9 +87,9 @@ def _duration_s(deliveries: Sequence[Path]) -> float:
     return min(float(file.read_bytes().split()[-1]) for file in deliveries) / 1e3
 
 
-def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np.ndarray]:
+def bandwidths_of(link: StudyLink, costs: StageCosts) -> tuple[np.ndarray, np.ndarray]:
     """The bandwidth that a device measures at every inference: in the training part, and in the rest."""
-    up, down = folder.spec.observation.nbytes, folder.spec.reply_bytes(folder.spec.stages, "float16")
+    up, down = int(costs.observation_bytes), int(costs.cut_bytes[-1])
     counts = int(link.trained_s / PERIOD_S), int((link.seconds - link.trained_s) / PERIOD_S)
     first, second = (
         series(load_link(link.link), up, down, PERIOD_S, count, start_s=start)
@@ -152,8 +151,8 @@ def chooser_of(
     """Makes what chooses the cuts of a method of :data:`SIMULATED`; ``before`` are bandwidths of the training part."""
     cuts = range(costs.stages + 1)
     affordable = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
-    if method in ("device", "server", "static"):
-        static = {"device": 0, "server": costs.stages}.get(method)
+    if method in ("device", "server", "static", "behind"):
+        static = {"device": 0, "server": costs.stages, "behind": costs.stages - 1}.get(method)
         if static is None:
             static = best_cut(total_s(costs, float(np.median(before))), costs.loads, affordable)
         return lambda current, past: static

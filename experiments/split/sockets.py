@@ -92,7 +92,7 @@ class Device:
             run=slowed(staged.run, lambda windows: remaining[0]),
             finish=slowed(staged.finish, lambda activation, cut: remaining[cut]),
         )
-        before, _ = bandwidths_of(self.link, staged)
+        before, _ = bandwidths_of(self.link, self.costs)
         with ExitStack() as stack:
             link = self.link.at(self.link.trained_s)
             port = stack.enter_context(linked(server, link, self.seed)).port

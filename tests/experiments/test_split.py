@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.split import cell_summary
+from experiments.split import block_interval, cell_summary
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import (
     SIMULATED,
@@ -79,6 +79,21 @@ def test_simulations_are_the_same_each_time_and_cover_every_method(tmp_path: Pat
         first, again = run(method, link), run(method, link)
         assert first == again and len(first["latency_ms"]) == 100
     assert isinstance(chooser_of("smallest", COSTS, np.ones(3), last_value, last_value, 1.0), SmallestTotal)
+
+
+def test_a_mean_is_less_certain_where_a_link_is_slow_for_long(tmp_path: Path) -> None:
+    mixed = np.where(np.arange(400) % 2 == 0, 40.0, 400.0)
+    calm, lasting = block_interval(mixed), block_interval(np.sort(mixed))
+    assert calm["mean"] == lasting["mean"] == 220.0
+    assert lasting["high"] - lasting["low"] > 5 * (calm["high"] - calm["low"])
+    assert lasting["low"] < 220.0 < lasting["high"]
+    speedup = block_interval(mixed, np.full(400, 110.0))
+    assert speedup["mean"] == 0.5 and speedup["low"] <= 0.5 <= speedup["high"]
+
+
+def test_the_cut_behind_a_prefill_is_the_last_one(tmp_path: Path) -> None:
+    link = link_of(tmp_path, [40.0])
+    np.testing.assert_allclose(run("behind", link)["latency_ms"], 40.0 + 3.0 + 30.0)
 
 
 def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_learn(tmp_path: Path) -> None:

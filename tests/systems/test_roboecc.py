@@ -17,11 +17,12 @@ from specact import Pair, load_pair
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, RemoteError, WireError
 from specact.families.codes.sampling import CodeDistribution
+from specact.families.tokens.policy import load_tokens
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange
 from specact.observation import Window
-from specact.pair import Answer, LocalTarget
+from specact.pair import Answer, LocalTarget, Pending
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
@@ -43,7 +44,9 @@ from specact.systems.roboecc import (
 from specact.systems.staged import (
     PRECISIONS,
     Precision,
+    SplitExchange,
     StagedFolder,
+    TokenStages,
     kind_at,
     load_staged,
     pack,
@@ -51,7 +54,7 @@ from specact.systems.staged import (
     split_contract,
     unpack,
 )
-from specact.types import Miss
+from specact.types import Miss, OffloadTimes
 from specact.wire.exchange import Request
 
 
@@ -327,6 +330,47 @@ def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: Staged
         endpoint, others = Endpoint("ws", "127.0.0.1", server.port), split_contract(folder.spec, "0" * 16)
         with Client(endpoint, others) as client, pytest.raises(RemoteError, match="deploy the same"):
             client.connect(3.0)
+
+
+class Served:
+    """A client whose server is in this process; everything is bytes in between."""
+
+    def __init__(self, stages: TokenStages) -> None:
+        self._exchange = SplitExchange(stages)
+
+    def request(self, kind: str, request: Request, deadline_ms: float) -> Pending[Any]:
+        (reply,) = served(self._exchange, kind, [request])
+        return Pending(lambda: (reply, OffloadTimes(network=0.01)))
+
+
+@pytest.mark.parametrize("name", ["kitchen-tokens", "relocate-tokens"])
+def test_a_chunk_has_the_same_tokens_wherever_it_is_prefilled_and_its_cache_crosses_once(name: str) -> None:
+    bundle = load_tokens(name)
+    stages, rng = TokenStages(bundle), np.random.default_rng(0)
+    fields = bundle.spec.observation.fields.items()
+    windows = [
+        Window({name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields})
+        for _ in range(3)
+    ]
+    wanted = [bundle.policy().decode([window])[0].tokens for window in windows]
+    assert len({tuple(tokens) for tokens in wanted}) > 1
+    for cut in range(4):
+        client: Any = Served(stages)
+        target = SplitTarget[Any](
+            stages, lambda outputs, *_: outputs[0][0], client, lambda *_, cut=cut: cut, PATIENT_MS, precision="float32"
+        )
+        found = [target.submit(window, StepAddress(0, 0, 0, number)).result() for number, window in enumerate(windows)]
+        for answer, tokens in zip(found, wanted, strict=True):
+            assert isinstance(answer, Answer)
+            np.testing.assert_array_equal(answer.value, tokens)
+    cache, network = stages.begin(windows[:2], 2), bundle.networks
+    # Keys and values of every layer, and what the first token is chosen from.
+    layers, _, heads, slots, each = network.cache(1).entries.shape[1:]
+    numbers = layers * 2 * heads * (slots - network.length) * each + 256 + network.width
+    assert stages.spec.reply_bytes(2, "float16") == 2 * numbers == 2 * cache.shape[1]
+    # The first token of another observation's cache, with this one's keys and values, is no chunk of either.
+    mixed = np.concatenate([cache[:1, : -network.width - 256], cache[1:, -network.width - 256 :]], axis=1)
+    assert not any(np.array_equal(stages.finish(mixed, 2)[0][0], tokens) for tokens in wanted[:2])
 
 
 @pytest.fixture(scope="module")

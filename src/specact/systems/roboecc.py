@@ -14,7 +14,8 @@ We changed: T(k) also counts what an answer requires, the observation sent up fo
 k = N (``faithful``); :class:`SmallestTotal` takes argmin T(k) at B^, since the published rule (:class:`RoboeccRule`)
 ignores T; thresholds, which are not published, are one standard deviation of the changes so far; times of stages are
 measured, not a roofline; activations cross as float16, as 8 bits or exactly. Robots forecast by the last value; the
-paper's LSTM is compared with it in experiments/split.
+paper's LSTM is compared with it in experiments/split. A token policy, as in the paper, can be cut behind its prefill:
+its KV cache crosses once per inference (:class:`~specact.systems.staged.TokenStages`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from specact.observation import Window
 from specact.pair import Answer, Pair, Pending
 from specact.remote.client import Client
 from specact.rng import StepAddress
-from specact.systems.staged import Array, Precision, Reader, StagedFolder, kind_at, reader_of, unpack
+from specact.systems.staged import Array, Precision, Reader, StagedFolder, TokenStages, kind_at, reader_of, unpack
 from specact.types import Floats, Miss, OffloadTimes
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
@@ -226,7 +227,8 @@ class SplitTarget(Generic[A]):
     """
 
     def __init__(
-        self, folder: StagedFolder, read: Reader[A], client: Client, chooser: Chooser, deadline_ms: float, *,
+        self, folder: StagedFolder | TokenStages, read: Reader[A], client: Client, chooser: Chooser,
+        deadline_ms: float, *,
         precision: Precision = "float16",
     ) -> None:  # fmt: skip
         kind_at(folder.spec, 1, precision)  # raises for an unknown precision
@@ -299,7 +301,7 @@ def placed_target(
 
 
 def measure_costs(
-    folder: StagedFolder, client: Client, windows: Sequence[Window], precision: Precision = "float16"
+    folder: StagedFolder | TokenStages, client: Client, windows: Sequence[Window], precision: Precision = "float16"
 ) -> tuple[StageCosts, Exchanges]:
     """Measures the stages' times on both sides by inferences at every cut in turn, and the bandwidth of the link.
 

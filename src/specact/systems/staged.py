@@ -18,6 +18,8 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import distributions
+from specact.families.tokens.policy import BINS, Reading, TokenBundle
+from specact.families.tokens.speculative import NOTHING, UNTESTED, Speculation, decode
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
 from specact.records import Record, Size, check_fields
@@ -51,7 +53,7 @@ class SplitSpec(Record, frozen=True):
         outputs: shape of one row of each output of the last stage, by name, in the network's order.
     """
 
-    made_of: Literal["pair", "regression", "flow"]
+    made_of: Literal["pair", "regression", "flow", "tokens"]
     network: str
     observation: ObservationSpec
     activations: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_STAGES - 1)]
@@ -135,6 +137,53 @@ class StagedFolder(Bundle[SplitSpec]):
             outputs = stage.run(given if not outputs else dict(zip(stage.inputs, outputs, strict=True)))
         names = list(self.networks[-1].outputs)
         return [outputs[names.index(name)] for name in self.spec.outputs] if end == self.spec.stages else outputs
+
+
+class TokenStages:
+    """The three stages of a token policy: encoder, prefill, greedy decoding; as :class:`StagedFolder`, of its bundle.
+
+    At cut 1 the encoder's tokens cross, ``[P, W]``. At cut 2 the KV cache of the prefix does, once for all tokens that
+    are decoded behind it, with logits and feature of the first one, ``[L 2 W P + 256 + W]`` numbers. The output are the
+    T tokens of the chunk, NaN if a logit was not finite.
+    """
+
+    def __init__(self, bundle: TokenBundle) -> None:
+        networks, observation = bundle.networks, bundle.spec.observation
+        self._networks, self.path = networks, bundle.path
+        self.name, self.fingerprint = bundle.name, bundle.fingerprint
+        self._entries = networks.cache(1).entries[..., : networks.prefix, :].shape[1:]
+        numbers = math.prod(self._entries) + BINS + networks.width
+        activations = ((networks.prefix, networks.width), (numbers,))
+        self.spec = SplitSpec("tokens", bundle.fingerprint, observation, activations, {"tokens": (networks.length,)})
+
+    def begin(self, windows: Sequence[Window], cut: int) -> Array:
+        """The numbers at cut 1 or 2 for B windows, float32 ``[B, ...]``."""
+        seen = self._networks.tokens([self.spec.observation.select(window) for window in windows])
+        return seen if cut == 1 else self.prefilled(seen)
+
+    def finish(self, activation: Array, cut: int) -> list[Array]:
+        """The chunks' tokens ``[B, T]``, as float32, from the numbers at cut 1 or 2."""
+        given = self.prefilled(activation) if cut == 1 else activation
+        batch, places = len(given), math.prod(self._entries)
+        entries = given[:, :places].reshape(batch, *self._entries)
+        logits, features = np.split(given[:, None, places:], [BINS], axis=-1)
+        cache = self._networks.cache(batch)
+        cache.keep(entries, [np.arange(self._networks.prefix)] * batch)
+        greedy = [Speculation([NOTHING], UNTESTED)] * batch
+        with np.errstate(over="ignore", invalid="ignore"):
+            chunks = decode(self._networks, cache, Reading(logits, features, entries), greedy)
+        return [np.array([chunk.tokens if chunk.finite else chunk.tokens * np.nan for chunk in chunks], np.float32)]
+
+    def run(self, windows: Sequence[Window]) -> list[Array]:
+        """The chunks' tokens for B windows, ``[B, T]``."""
+        return self.finish(self.begin(windows, 2), 2)
+
+    def prefilled(self, seen: Array) -> Array:
+        """The numbers at cut 2 from those at cut 1."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            cache, found = self._networks.prefill(seen)
+        entries = cache.entries[..., : self._networks.prefix, :].reshape(len(seen), -1)
+        return np.concatenate([entries, found.logits[:, -1], found.features[:, -1]], axis=1)
 
 
 def stage_parts(stages: int) -> dict[str, str]:
@@ -229,7 +278,7 @@ class SplitExchange:
     # The inference time depends on the request's cut.
     steady = False
 
-    def __init__(self, folder: StagedFolder) -> None:
+    def __init__(self, folder: StagedFolder | TokenStages) -> None:
         self.name, self._folder = folder.name, folder
         self.contract = split_contract(folder.spec, folder.fingerprint)
         self.read = folder.spec.read_outputs

@@ -158,11 +158,15 @@ class TokenNetworks:
         """
         self.check_decodes()
         batch, count, _ = prefix.shape
-        cache = Cache(np.zeros((batch, *self._cache), np.float32))
+        cache = self.cache(batch)
         positions = np.broadcast_to(np.arange(count), (batch, count))
         found = self._read(cache, prefix, positions, np.ones((batch, count, count), np.bool_))
         cache.keep(found.entries, [np.arange(count)] * batch)
         return cache, found
+
+    def cache(self, batch: int) -> Cache:
+        """An empty cache of B windows."""
+        return Cache(np.zeros((batch, *self._cache), np.float32))
 
     def read(self, cache: Cache, tokens: Tokens, places: Tokens, among: Mask) -> Reading:
         """Processes N action tokens of each of B windows in one pass; the cache is not modified.
