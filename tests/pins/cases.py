@@ -171,7 +171,8 @@ def frequencies(variant: int) -> Found:
     for before, now in [*zip(frames[::3], frames[1::3], strict=False), *moved]:
         planes = [frequency.luma(frame) for frame in (before, now)]
         spectra, shape = [frequency.spectrum(plane) for plane in planes], planes[0].shape
-        motion = frequency.phase_correlation(spectra[0], spectra[1], shape)
+        windowed = [frequency.spectrum(frequency.windowed(plane)) for plane in planes]
+        motion = frequency.phase_correlation(windowed[0], windowed[1], shape)
         earlier = frequency.source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
         edges = frequency.edge_energy(frequency.patches_of(planes[1], grid))
         entropy = frequency.spectral_entropy(spectra[1])

@@ -46,7 +46,8 @@ shifts = st.integers(-SIZE // 2, SIZE // 2 - 1)
 
 
 def moved(before: Plane, now: Plane) -> Motion:
-    return phase_correlation(spectrum(before), spectrum(now), now.shape)
+    """Between pictures that repeat at their borders."""
+    return phase_correlation(spectrum(before), spectrum(now), now.shape, floor=1e-12)
 
 
 def scene(seed: int, size: int = SIZE) -> Plane:
