@@ -25,7 +25,7 @@ ENVIRONMENTS = ("ball", "kitchen", "pusht", "relocate")
 ABSENT = json.loads((PRETRAINED / "absent.json").read_text())
 
 PRESENT = sorted(path.parent for path in PRETRAINED.glob("*/manifest.json") if path.parent.name not in ABSENT)
-CALIBRATIONS = sorted(PRETRAINED.glob("*/calibration/*.json"))
+CALIBRATIONS = sorted(file for path in PRESENT for file in path.glob("calibration/*.json"))
 LEARNED = ["ball", "ball-distilled", "kitchen", "pusht", "relocate"]
 
 
