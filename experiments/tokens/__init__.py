@@ -306,8 +306,8 @@ def report(results: Results) -> Report:
             "| {accepted_free:.1f}", list(_drafters(results)),
         ),
         Table(
-            "kerv", "KERV's settings; mean position of the first rejected token, of an inference and of its first "
-            "action, their number if none is rejected, in 50 episodes of each policy.",
+            "kerv", "KERV's settings, n in inferences, AC and PL in actions; mean position of the first rejected "
+            "token, of an inference and of its first action, their number if none is, in 50 episodes of each policy.",
             "policy | tokens | of an action | K_S | phi | n | r_min | r_max | AC | PL | Spec-VLA: first error | KERV "
             "| of the first action: Spec-VLA | KERV",
             "{policy} | {tokens} | {of_action} | {scale:.3f} | {phi} | {plain_steps} | {least} | {most} | {history} "
