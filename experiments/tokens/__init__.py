@@ -262,7 +262,7 @@ def report(results: Results) -> Report:
         Table(
             "main", "Success in 200 paired episodes of each policy; time for an executed action, greedy's being 1. "
             "HeiSD's is the measured time of its proposal and of its verified inferences, by their shares. Its "
-            "boundary is at the bottom, so that on metaworld and relocate it is the run without a switch.",
+            "boundary is at the bottom, so that on relocate it is the run without a switch.",
             "method | metaworld | time | relocate | time | kitchen | time",
             "{label} | {success[metaworld]:ci2} | {time[metaworld]:ci2} | {success[relocate]:ci2} "
             "| {time[relocate]:ci2} | {success[kitchen]:ci2} | {time[kitchen]:ci2}",
