@@ -123,9 +123,10 @@ def test_a_ball_at_rest_where_the_goal_passes_has_not_caught_it() -> None:
         assert info["success"] == caught and np.hypot(*(env.goal - env.position)) < ball.GOAL_RADIUS
 
 
-def test_a_chase_is_graded_by_how_near_the_ball_stayed() -> None:
-    env, scores = cast(BallEnv, CHASE.make(pace=0.0)), {}
-    for name, away in (("far", 0.2), ("near", 0.04), ("on it", 0.0)):
+def test_a_chase_is_graded_by_how_nearly_the_ball_rested_on_the_goal() -> None:
+    scores = {}
+    for name, away, pace in (("far", 0.2, 0.0), ("near", 0.04, 0.0), ("too fast", 0.0, 0.08), ("on it", 0.0, 0.0)):
+        env = cast(BallEnv, CHASE.make(pace=pace))
         env.reset(seed=0)
         for _ in range(ball.HOLD_STEPS):
             env.data.qpos[2:4], env.data.qvel[:] = env.goal + np.array([0.0, away]), 0.0
@@ -134,6 +135,7 @@ def test_a_chase_is_graded_by_how_near_the_ball_stayed() -> None:
     assert scores == {
         "far": (pytest.approx(0.1, abs=0.01), False),
         "near": (pytest.approx(0.5, abs=0.01), False),
+        "too fast": (pytest.approx(0.5, abs=0.02), False),
         "on it": (1.0, True),
     }
     # To pass the goal is not to stay.

@@ -90,11 +90,11 @@ class BallEnv(TickingEnv):
     MAX_TILT, tilt rate (2) / 1.5 rad/s, all in the plate's frame; ``goal`` float32 ``[2]`` / HALF_SIZE. With
     ``goal_in_state`` there is no ``goal``; ``state`` ``[12]`` ends with its position and velocity, scaled alike.
     Action: float32 ``[2]`` in [-1, 1], the commanded tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
-    Reward: 1 on the step that succeeds, else 0. ``score`` is the success; with ``graded`` how near the ball stayed to
-    the goal: the largest mean over HOLD_STEPS of GOAL_RADIUS / distance, at most 1 each. Ends on success or when the
-    ball leaves the plate. ``pace`` is the speed of the goal [m/s]; None draws it for every episode, uniformly from
-    :data:`PACES`. Attributes, float64 ``[2]`` in the plate's frame [m, rad, s]: ``position``, ``velocity``, ``tilt``,
-    ``tilt_rate``, ``goal``, ``goal_velocity``.
+    Reward: 1 on the step that succeeds, else 0. ``score`` is the success; with ``graded`` how nearly the ball rested on
+    the goal: the largest mean over HOLD_STEPS of min(1, GOAL_RADIUS / distance) min(1, SLOW / speed), both relative to
+    the goal; it is 1 on success. Ends on success or when the ball leaves the plate. ``pace`` is the speed of the goal
+    [m/s]; None draws it for every episode, uniformly from :data:`PACES`. Attributes, float64 ``[2]`` in the plate's
+    frame [m, rad, s]: ``position``, ``velocity``, ``tilt``, ``tilt_rate``, ``goal``, ``goal_velocity``.
     """
 
     tick_s = 1 / RATE_HZ / _SUBSTEPS
@@ -156,7 +156,8 @@ class BallEnv(TickingEnv):
         (x, y), (vx, vy), (goal_x, goal_y) = self.position, self.velocity - self.goal_velocity, self.goal
         resting = (x - goal_x) ** 2 + (y - goal_y) ** 2 < GOAL_RADIUS**2 and vx * vx + vy * vy < SLOW**2
         self._held = self._held + 1 if resting else 0
-        self._near.append(GOAL_RADIUS / max(GOAL_RADIUS, float(np.hypot(x - goal_x, y - goal_y))))
+        near = GOAL_RADIUS / max(GOAL_RADIUS, float(np.hypot(x - goal_x, y - goal_y)))
+        self._near.append(near * SLOW / max(SLOW, float(np.hypot(vx, vy))))
         self._nearest = max(self._nearest, sum(self._near) / HOLD_STEPS)
         self._success = self._success or self._held >= HOLD_STEPS
         lost = max(abs(x), abs(y)) > HALF_SIZE
@@ -318,8 +319,8 @@ CHASE = replace(
     TASK,
     name="ball-chase",
     make=partial(BallEnv, pace=None, goal_in_state=True, graded=True),
-    score="how near the ball stayed to the goal for 0.5 s: the largest mean of the radius of the goal over their "
-    "distance, at most 1 each; success needs it to rest there",
+    score="how nearly the ball rested on the goal for 0.5 s, 0 to 1: the largest mean of min(1, radius of the goal / "
+    "distance) min(1, 0.04 m/s / speed); 1 on success",
 )
 """Plate and ball with a goal that moves, whose position and velocity are part of the state.
 
