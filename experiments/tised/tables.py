@@ -21,6 +21,15 @@ DEVICE = ("metaworld-tokens", "metaworld-flow")  # in real time, by another expe
 # Levers of a policy; of systems with a report of their own; and decodings that verify a draft.
 POLICIES = ("levers-chase", "executions-chase", "levers-pusht", "window-pusht")
 SYSTEMS = ("flash-chase", "reuse-metaworld", "split-ball")
+# Where the world waits, with absolute latencies; and jerk, in episodes whose times the sweeps above compare.
+STATIC = {"naive-pusht": "PushT", "naive-metaworld": "Meta-World", "naive-peg": "peg", "steps-pusht": "PushT"}
+JERK = ("jerk-steps", "jerk-window", "naive-pusht")
+# End points of contrasts: their names, and the sign with which more is better.
+MEASURES = {
+    "success": ("success", 1.0), "restricted_s": ("time saved [s]", -1.0), "score": ("score", 1.0),
+    "own_s": ("time saved, successes only [s]", -1.0), "jerk": ("jerk saved", -1.0),
+}  # fmt: skip
+TITLES = {"roll_forward": "roll-forward without fine-tuning", "quantisation 4": "W8A8", "quantisation 8": "W4A8"}
 DECODED = {"links-specvla": "Spec-VLA", "links-kerv": "KERV", "links-heisd_fixed": "HeiSD"}
 CONTROLS = ("remote target, asynchronous", "target, waited for", "hybrid", "ADAHI", "late ADAHI", "draft")
 WIFI, LTE = "rtt:", "mahimahi:"
@@ -35,12 +44,12 @@ FINDINGS = {
     3: "the best setting depends on the hardware or the link",
 }
 _CELLS = (
-    "`{lever}` {strength:g} | {pace:g}, `{idle}` | {hardware}, {link} | {n} | {success:ci3} | {restricted_s:ci2} "
+    "`{setting}` | {pace:g}, `{idle}` | {hardware}, {link} | {n} | {success:ci3} | {score:.3f} | {restricted_s:ci2} "
     "| {chunks:.1f} | {chunk_s:.3f} | {task_s:.2f} | {inference_ms:.1f} | {stall_ms:.1f} | {age_ms:.1f} | {jerk:.1f} "
     "| {path:.2f} | {sent:.2f}"
 )
 _HEADS = (
-    "setting | pace, idle | device, link | episodes | success | mean time, failures at the limit [s] | chunks "
+    "setting | pace, idle | device, link | episodes | success | score | mean time, failures at the limit [s] | chunks "
     "| time of a chunk [s] | time of a success [s] | inference [ms] | wait [ms] | age [ms] | jerk | path | sent"
 )
 
@@ -55,7 +64,17 @@ def report(results: Mapping[str, Any]) -> Report:
     others = systems_of(sweeps)
     methods = one_family(longest(row for name, found in sweeps.items() for row in methods_of(name, found)))
     decodings = one_family(decodings_of({name: sweeps[name] for name in DECODED}))
-    seen = [row for name, found in sweeps.items() for row in findings_of(name, found)]
+    waiting = one_family(
+        row for name in STATIC for key in ("own_s", "restricted_s", "success")
+        for row in settings_of(name, sweeps[name], key, neighbours=name.startswith("naive"))
+    )  # fmt: skip
+    smoother = one_family(row for name in JERK for row in settings_of(name, sweeps[name], "jerk"))
+    graded = one_family(
+        row for key in ("score", "success") for row in settings_of("score-chase", sweeps["score-chase"], key)
+    )
+    # The jerk sweeps ran the same episodes as others.
+    looked = {name: found for name, found in sweeps.items() if not name.startswith("jerk")}
+    seen = [row for name, found in looked.items() for row in findings_of(name, found)]
     frontier = sweeps["frontier-ball"]
     tables = [
         Table(
@@ -77,6 +96,27 @@ def report(results: Mapping[str, Any]) -> Report:
             "finding | in the paper | here | seen with", "{finding} | {paper} | {seen} of {places} | {where}",
             list(counted(seen)),
         ),
+        Table(
+            "static", "The paper's asynchronous model where the world waits: actions of naive overlap, at a latency. "
+            "Differences from no overlap are paired by episode, with 95 % intervals.",
+            "task, latency | overlap | chunk [s] | chunks | success | successes only [s] | difference "
+            "| failures counted [s] | difference",
+            "{task} | {strength:g} | {chunk_s:.2f} | {chunks:.1f} | {success:ci2} | {own_s:.2f} | {own:+ci2} "
+            "| {restricted_s:.2f} | {restricted:+ci2}",
+            [row for name in STATIC if name.startswith("naive") for row in static_of(name, sweeps[name])],
+        ),
+        Table(
+            "jerk", "Mean jerk of the end effector on PushT [px/s\u00b3] beside that of the first setting, in the same "
+            "episodes.", "lever | setting | episodes | jerk | difference",
+            "{about} | {setting} | {n} | {jerk:.0f} | {difference:+ci0}",
+            [row for name in JERK for row in jerk_of(sweeps[name])],
+        ),
+        Table(
+            "graded", "A moving goal: success, and how nearly the ball rested on the goal (1 on success).",
+            "device | setting | inference [ms] | episodes | success | score",
+            "{hardware} | `{setting}` | {inference_ms:.0f} | {n} | {success:ci2} | {score:.2f}",
+            [cell_row(cell) for cell in sweeps["score-chase"]["cells"]],
+        ),
         *(Table(name, f"All settings: {found['command']}", _HEADS, _CELLS, [cell_row(cell) for cell in found["cells"]])
           for name, found in sweeps.items()),
         Table(
@@ -91,6 +131,9 @@ def report(results: Mapping[str, Any]) -> Report:
         ),
         contrast_table(faster, "faster", "a policy's settings and its first one: time saved"),
         contrast_table(likelier, "likelier", "a policy's settings and its first one: success"),
+        contrast_table(waiting, "waiting", "settings where the world waits, and their first one or neighbour"),
+        contrast_table(smoother, "smoother", "jerk of a lever's settings and its first one"),
+        contrast_table(graded, "chased", "settings on a moving goal and their first one"),
         contrast_table(others, "systems", "the settings of FLASH, FreqCache and RoboECC and their first one"),
         contrast_table(methods, "methods", "every two methods over every link"),
         contrast_table(decodings, "decodings", "every two decodings under the same lever over the same link"),
@@ -103,10 +146,15 @@ def report(results: Mapping[str, Any]) -> Report:
     ]
     facts = {
         **facts_of(faster, likelier, methods, decodings),
+        **static_facts(waiting, smoother, graded),
+        **quantised_facts(results),
+        **load_facts(sweeps),
         **{f"still {row['method']}": row for row in live},
         **{f"flow {row['method']}": row for row in flow},
     }
     facts |= {f"finding {row['number']}": row for row in counted(seen)}
+    policies = [row for row in seen if row["sweep"] in (*POLICIES, "score-chase", *STATIC)]
+    facts |= {f"policies {row['number']}": row for row in counted(policies)}
     facts |= paradox_of(sweeps["levers-chase"], faster)
     return Report(tables, facts, pictures, metaworld.elsewhere("device/*"))
 
@@ -139,6 +187,90 @@ def facts_of(
         facts[name] = between(faster, *key, "time saved [s]")
         facts[f"{name}_success"] = between(likelier, *key)
     return facts
+
+
+def static_facts(
+    waiting: Sequence[Metrics], smoother: Sequence[Metrics], graded: Sequence[Metrics]
+) -> dict[str, Metrics]:  # fmt: skip
+    """Contrasts that the prose and the claims cite: of neighbours in naive overlap, of steps, jerk and score."""
+    latencies = {"naive-pusht": "480ms", "naive-metaworld": "100ms", "naive-peg": "40ms"}
+    facts = {}
+    for sweep, latency in latencies.items():
+        task = sweep.partition("-")[2]
+        for first, second in ((1, 0), (2, 0), (2, 1)):
+            for key, measure in (("own", MEASURES["own_s"][0]), ("counted", MEASURES["restricted_s"][0])):
+                on = f"{sweep}, {task} at 0, hold, {latency}"
+                fact = between(waiting, on, f"naive {first}", f"naive {second}", measure)
+                facts[f"{task}_{key}_{first}_{second}"] = fact
+    for device in ("pi05-rtx-4070", "pi05-agx-30w"):
+        for key, measure in (("own", MEASURES["own_s"][0]), ("counted", MEASURES["restricted_s"][0])):
+            on = f"steps-pusht, pusht at 0, hold, {device}"
+            for steps in (1, 2):
+                facts[f"steps_{key}_{steps}_{device}"] = between(waiting, on, f"steps {steps}", "steps 10", measure)
+    for sweep, on, first, second in (
+        ("jerk-steps", "pusht at 0, hold, this-machine", "steps 1", "steps 10"),
+        ("jerk-window", "pusht at 0, hold, this-machine", "window 1", "window 5"),
+        ("naive-pusht", "pusht at 0, hold, 480ms", "naive 2", "naive 0"),
+    ):
+        facts[f"jerk_{first.partition(' ')[0]}"] = between(smoother, f"{sweep}, {on}", first, second, "jerk saved")
+    on = "score-chase, ball-chase at 0.1, hold, vla-rtx-4070"
+    for measure in ("score", "success"):
+        facts[f"chase_{measure}"] = between(graded, on, "steps 2", "steps 10", measure)
+    return facts
+
+
+def quantised_facts(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Time of an inference with W8A8 and W4A8 over that with float32; of one sweep where it was not measured alone."""
+    names = {"w8a8": "4", "w4a8": "8"}
+    if "quantised" in results:
+        costs = results["quantised"]
+        return {name: {of: costs[of][bits]["relative"] for of in costs} for name, bits in names.items()}
+    ms = results["levers-chase"]["latency_ms"]
+    ratios = {bits: ms[f"quantisation {bits}"][0] / ms["quantisation 0"][0] for bits in names.values()}
+    return {name: {"ball-chase-flow": ratios[bits]} for name, bits in names.items()}
+
+
+def load_facts(sweeps: Mapping[str, Any]) -> dict[str, Any]:
+    """What another load of the machine did to ten steps on the slowest device, before times were stored."""
+    facts: dict[str, Any] = {
+        "latency": {name: sweeps[name]["latency_ms"]["steps 10"][0] for name in ("levers-chase", "flash-chase")}
+    }
+    for fact, name in (("loaded", "levers-chase"), ("stored", "score-chase")):
+        where = {"lever": "steps", "strength": 10.0, "pace": 0.1, "hardware": "vla-rtx-4070"}
+        facts[fact] = next(
+            _interval(cell, "success") for cell in sweeps[name]["cells"] if where.items() <= cell.items()
+        )
+    return facts
+
+
+def static_of(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
+    """The settings of naive overlap, with both times and their paired differences."""
+    differences = {row["strength"]: row for row in found["contrasts"]}
+    for cell in found["cells"]:
+        row = {key: _short(cell[key]) for key in ("strength", "chunk_s", "chunks", "n")}
+        row |= {"task": f"{STATIC[sweep]}, {cell['hardware'].replace('ms', ' ms')}", "own_s": _short(cell["task_s"])}
+        row |= {"success": _interval(cell, "success"), "restricted_s": _short(cell["restricted_s.mean"])}
+        against = differences.get(cell["strength"], {})
+        for name, key in (("own", "own_s"), ("restricted", "restricted_s")):
+            row[name] = _interval(against, f"{key}.difference")
+        yield row
+
+
+def jerk_of(found: Metrics) -> Iterator[dict[str, Any]]:
+    """Jerk of the settings of a lever, and how it differs from the first one's."""
+    abouts = {"steps": "Euler steps", "window": "observations, pruned", "naive": "naive overlap, 480 ms"}
+    differences = {row["strength"]: row for row in found["contrasts"]}
+    for cell in found["cells"]:
+        against = differences.get(cell["strength"], {})
+        yield {
+            "about": abouts[cell["lever"]], "setting": f"{cell['strength']:g}", "n": cell["n"],
+            "jerk": _short(cell["jerk"]), "difference": _interval(against, "jerk.difference"),
+        }  # fmt: skip
+
+
+def _interval(row: Metrics, name: str) -> dict[str, Any] | None:
+    ends = {end: row.get(f"{name}.{end}") for end in ("mean", "low", "high")}
+    return None if None in ends.values() else {end: _short(value) for end, value in ends.items()}
 
 
 def _places(methods: Sequence[Metrics]) -> list[str]:
@@ -189,6 +321,7 @@ def cell_row(cell: Metrics) -> dict[str, Any]:
         key: _short(cell[key]) for key in ("lever", "strength", "pace", "idle", "hardware", "kappa", "execution", "n")
     }
     row["link"] = title(cell["link"])
+    row |= {"setting": setting_name(cell["lever"], cell["strength"]), "score": _short(cell["score"])}
     for name in ("success", "restricted_s"):
         row[name] = {key: _short(cell[f"{name}.{key}"]) for key in ("mean", "low", "high")}
     row |= {key: _short(cell[key]) for key in ("chunks", "chunk_s", "task_s", "jerk", "path")}
@@ -197,15 +330,23 @@ def cell_row(cell: Metrics) -> dict[str, Any]:
     return {**row, "sent": _short(cell["transmission_rate"])}
 
 
-def settings_of(sweep: str, found: Metrics, measure: str) -> Iterator[dict[str, Any]]:
-    """Every setting and its lever's first one: success, or the mean time saved."""
-    sign, name = (1.0, "success") if measure == "success" else (-1.0, "time saved [s]")
-    for row in found["contrasts"]:
+def setting_name(lever: str, strength: float) -> str:
+    """A setting, in the field's words where the lever's own mislead."""
+    setting = f"{lever} {strength:g}"
+    return TITLES.get(setting, f"{TITLES.get(lever, lever)} {strength:g}")
+
+
+def settings_of(sweep: str, found: Metrics, measure: str, *, neighbours: bool = False) -> Iterator[dict[str, Any]]:
+    """Every setting and its lever's first one, also the one before it: a measure of :data:`MEASURES`."""
+    name, sign = MEASURES[measure]
+    for row in [*found["contrasts"], *(found["neighbours"] if neighbours else ())]:
+        if row.get(f"{measure}.difference.mean") is None:
+            continue  # one of the two has no success
         place = f"{sweep}, {row['task']} at {row['pace']:g}, {row['idle']}, {row['hardware']}"
         low, high = sorted(sign * row[f"{measure}.difference.{end}"] for end in ("low", "high"))
         yield {
             "on": place if row["link"] == ON_BOARD else f"{place}, {title(row['link'])}", "measure": name,
-            "first": f"{row['lever']} {row['strength']:g}", "second": f"{row['lever']} {row['baseline']:g}",
+            "first": setting_name(row["lever"], row["strength"]), "second": setting_name(row["lever"], row["baseline"]),
             "difference": _short(sign * row[f"{measure}.difference.mean"]), "low": _short(low), "high": _short(high),
             "p": row[f"{measure}.p"],
         }  # fmt: skip
@@ -253,7 +394,15 @@ def decodings_of(sweeps: Mapping[str, Metrics]) -> Iterator[dict[str, Any]]:
 def findings_of(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
     """Where each finding was looked for."""
     for row in found["findings"]:
-        yield {"sweep": sweep, "number": row["number"], "about": row["about"], "seen": "yes" if row["seen"] else "no"}
+        lever, _, where = row["about"].partition(" ")
+        about = f"{TITLES.get(lever, lever)} {where}"
+        yield {
+            "sweep": sweep,
+            "number": row["number"],
+            "about": about,
+            "lever": lever,
+            "seen": "yes" if row["seen"] else "no",
+        }
 
 
 def counted(rows: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
@@ -261,7 +410,7 @@ def counted(rows: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
     for number, finding in FINDINGS.items():
         here = [row for row in rows if row["number"] == number]
         seen = [row for row in here if row["seen"] == "yes"]
-        levers = dict.fromkeys(f"`{row['about'].split()[0]}` ({row['sweep']})" for row in seen)
+        levers = dict.fromkeys(f"`{TITLES.get(row['lever'], row['lever'])}` ({row['sweep']})" for row in seen)
         yield {
             "number": number, "finding": finding, "paper": PUBLISHED[number], "seen": len(seen), "places": len(here),
             "where": ", ".join(levers) or "none",
