@@ -41,8 +41,8 @@ TOKENS = [
     "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
     "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
 ]  # fmt: skip
-# Decodings that verify: by a head's tree; with a Kalman tail; a memory's chunk.
-DECODED = ("specvla", "kerv", "heisd_fixed")
+# Decodings that verify, by sweep: by a head's tree; with a Kalman tail, which was longer; a memory's chunk.
+DECODED = {"specvla": "specvla", "kerv": "kerv", "heisd_fixed": "heisd_fixed_no_switch"}
 
 # Words of the sweep, and its episodes.
 SWEEPS: dict[str, tuple[list[str], int]] = {
@@ -54,7 +54,7 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
     "frontier-pusht": ([
         "--bundle", "pusht", "--levers", *METHODS, ALONE, "--paces", "0", "--idle", "hold", "last", *FAR,
     ], 40),
-    **{f"links-{name}": ([*TOKENS, "--decoding", name], 40) for name in DECODED},
+    **{f"links-{name}": ([*TOKENS, "--decoding", decoding], 40) for name, decoding in DECODED.items()},
     # One link, more episodes: what the robot does while it waits.
     "idle-ball": ([
         "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
