@@ -91,18 +91,18 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
         "--bundle", "pusht-flow", "--steps", "2", "--levers", "naive=0,1,2,3,4", "--hardware", "480ms",
     ], 200),
     "naive-metaworld": (["--bundle", "metaworld-flow", "--levers", "naive=0,1,2,3,4", "--hardware", "100ms"], 120),
-    "naive-peg": (["--bundle", "peg", "--levers", "naive=0,1,2,3,4", "--hardware", "40ms"], 120),
+    "naive-peg": (["--bundle", "peg", "--levers", "naive=0,1,2,3,4", "--hardware", "40ms"], 100),
     # Steps with the latencies that the paper has for them: most of an inference is not steps.
     "steps-pusht": ([
         "--bundle", "pusht-flow", "--levers", "steps", "--hardware", "pi05-rtx-4070", "pi05-agx-30w",
-    ], 120),
+    ], 100),
     # Jerk over levers, and a moving target with a graded score.
-    "jerk-steps": (["--bundle", "pusht-flow", "--levers", "steps", "--hardware", "this-machine"], 200),
-    "jerk-window": (["--bundle", "pusht", "--levers", "window", "--hardware", "this-machine"], 200),
+    "jerk-steps": (["--bundle", "pusht-flow", "--levers", "steps", "--hardware", "this-machine"], 100),
+    "jerk-window": (["--bundle", "pusht", "--levers", "window", "--hardware", "this-machine"], 100),
     "score-chase": ([
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "--paces", "0.1",
         "--hardware", "agx-50w", "vla-rtx-4070",
-    ], 100),
+    ], 50),
 }  # fmt: skip
 
 
