@@ -29,7 +29,10 @@ MEASURES = {
     "success": ("success", 1.0), "restricted_s": ("time saved [s]", -1.0), "score": ("score", 1.0),
     "own_s": ("time saved, successes only [s]", -1.0), "jerk": ("jerk saved", -1.0),
 }  # fmt: skip
-TITLES = {"roll_forward": "roll-forward without fine-tuning", "quantisation 4": "W8A8", "quantisation 8": "W4A8"}
+TITLES = {
+    "roll_forward": "roll-forward without fine-tuning", "quantisation 4": "W8A8", "quantisation 8": "W4A8",
+    "reuse": "reuse, before motion estimates had a window",
+}  # fmt: skip
 # KERV and HeiSD as they were when they were measured, which are variants of them now.
 KERV, HEISD = "KERV, tail of the whole chunk", "HeiSD, without its switch"
 DECODED = {"links-specvla": "Spec-VLA", "links-kerv": KERV, "links-heisd_fixed": HEISD}
