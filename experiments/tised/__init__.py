@@ -102,7 +102,7 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
     "score-chase": ([
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "--paces", "0.1",
         "--hardware", "agx-50w", "vla-rtx-4070",
-    ], 50),
+    ], 100),
 }  # fmt: skip
 
 
