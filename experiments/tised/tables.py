@@ -202,7 +202,7 @@ def static_facts(
     facts = {}
     for sweep, latency in latencies.items():
         task = sweep.partition("-")[2]
-        for first, second in ((1, 0), (2, 0), (2, 1)):
+        for first, second in ((1, 0), (2, 0), (2, 1), (4, 3)):
             for key, measure in (("own", MEASURES["own_s"][0]), ("counted", MEASURES["restricted_s"][0])):
                 on = f"{sweep}, {task} at 0, hold, {latency}"
                 fact = between(waiting, on, f"naive {first}", f"naive {second}", measure)
@@ -221,6 +221,7 @@ def static_facts(
     on = "score-chase, ball-chase at 0.1, hold, vla-rtx-4070"
     for measure in ("score", "success"):
         facts[f"chase_{measure}"] = between(graded, on, "steps 2", "steps 10", measure)
+        facts[f"chase_overlap_{measure}"] = between(graded, on, "naive 2", "naive 0", measure)
     return facts
 
 
