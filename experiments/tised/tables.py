@@ -202,11 +202,11 @@ def static_facts(
     facts = {}
     for sweep, latency in latencies.items():
         task = sweep.partition("-")[2]
-        for first, second in ((1, 0), (2, 0), (2, 1), (4, 3)):
+        for m, to in ((1, 0), (2, 0), (2, 1), (4, 3)):
             for key, measure in (("own", MEASURES["own_s"][0]), ("counted", MEASURES["restricted_s"][0])):
                 on = f"{sweep}, {task} at 0, hold, {latency}"
-                fact = between(waiting, on, f"naive {first}", f"naive {second}", measure)
-                facts[f"{task}_{key}_{first}_{second}"] = fact
+                fact = between(waiting, on, f"naive {m}", f"naive {to}", measure)
+                facts[f"{task}_{key}_{m}_{to}"] = fact
     for device in ("pi05-rtx-4070", "pi05-agx-30w"):
         for key, measure in (("own", MEASURES["own_s"][0]), ("counted", MEASURES["restricted_s"][0])):
             on = f"steps-pusht, pusht at 0, hold, {device}"
