@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures import Point, add_series, draw_series
+from experiments.figures import Point, draw_series
 from experiments.grid import Experiment
 from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, one_family, significant
 from experiments.tised.findings import FRONTIER, method_of
-from specact.lab.rollout.statistics import contrast, wilson
+from specact.lab.rollout.statistics import contrast
 from specact.lab.tised.drivers import ON_BOARD
 
 DEVICE = ("metaworld-tokens", "metaworld-flow")  # in real time, by another experiment
@@ -147,10 +147,9 @@ def report(results: Mapping[str, Any]) -> Report:
         Picture("tised-standing.svg", partial(draw_standing, live)),
         Picture("tised-links.svg", partial(draw_links, frontier)),
         Picture("tised-paradox.svg", partial(draw_paradox, sweeps["levers-chase"])),
-        Picture("tised-decodings.svg", partial(draw_decodings, {DECODED[name]: sweeps[name] for name in DECODED})),
     ]
     facts = {
-        **facts_of(faster, likelier, methods, decodings),
+        **facts_of(faster, methods, decodings),
         **static_facts(waiting, smoother, graded),
         **quantised_facts(results),
         **load_facts(sweeps),
@@ -171,13 +170,13 @@ def systems_of(sweeps: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def facts_of(
-    faster: Sequence[Metrics], likelier: Sequence[Metrics], methods: Sequence[Metrics], decodings: Sequence[Metrics]
-) -> dict[str, Any]:
+    faster: Sequence[Metrics], methods: Sequence[Metrics], decodings: Sequence[Metrics]
+) -> dict[str, Any]:  # fmt: skip
     """Contrasts that the prose cites, and how many of others are significant."""
     far = "ball at 0, last, 100 ms, 200 episodes"
     cited = {
         "late_async": (far, "late adahi", "async target"), "late_head": (far, "late adahi", "head as draft"),
-        "late_device": (far, "late adahi", "target on device"), "late_draft": (far, "late adahi", "draft"),
+        "late_device": (far, "late adahi", "target on device"),
         "level": (far.replace("last", "neutral"), "late adahi", "async target"),
         "beyond": ("ball at 0, last, 200 ms, 40 episodes", "late adahi", "async target"),
         "beyond_draft": ("ball at 0, last, 200 ms, 40 episodes", "late adahi", "draft"),
@@ -186,11 +185,8 @@ def facts_of(
     facts["adahi_random"] = len(significant([_either(methods, on, "adahi", "random") for on in _places(methods)], 1))
     facts["decodings_shown"] = len(significant(decodings))
     facts["places"] = len(_places(methods))
-    settings = {"two_steps": ("steps", 2, 10), "stamped": ("aligned", 4, 0), "inpainted": ("inpainting", 4, 0)}
-    for name, (lever, first, second) in settings.items():
-        key = ("levers-pusht, pusht at 0, hold, vla-rtx-4070", f"{lever} {first}", f"{lever} {second}")
-        facts[name] = between(faster, *key, "time saved [s]")
-        facts[f"{name}_success"] = between(likelier, *key)
+    key = ("levers-pusht, pusht at 0, hold, vla-rtx-4070", "steps 2", "steps 10")
+    facts["two_steps"] = between(faster, *key, "time saved [s]")
     return facts
 
 
@@ -525,26 +521,4 @@ def draw_paradox(sweep: Metrics) -> Figure:
     about = "Ball, goal at rest, device 9.7 times slower"
     figure = draw_series(series, "actions of naive overlap", "relative to no overlap", about, names)
     figure.axes[0].set_xticks([cell["strength"] for cell in cells])
-    return figure
-
-
-def draw_decodings(sweeps: Mapping[str, Metrics]) -> Figure:
-    """Success of three decodings over the round trip of steady links, waiting for verdicts and with late ones."""
-    figure = Figure(figsize=(4.8, 6.2), layout="constrained")
-    panels = figure.subplots(2, 1, sharex=True)
-    styles = {"Spec-VLA": "specvla", KERV: "kerv", HEISD: "heisd_similar"}
-    for axes, lever, about in zip(
-        panels, ("verification", "late"), ("Waits for verdicts", "Late verdicts"), strict=True
-    ):
-        series = {}
-        for name, found in sweeps.items():
-            rows = [row for row in found["outcomes"] if (row["lever"], row["strength"]) == (lever, 0.6)]
-            rates = {
-                _rtt(r["link"]): wilson(sum(r["success"]), len(r["success"])) for r in rows if "delay" in r["link"]
-            }
-            series[styles[name]] = [Point(x, rate.mean, rate.low, rate.high) for x, rate in rates.items()]
-        add_series(
-            axes, series, "round trip of the link [ms]", "success", about, {styles[name]: name for name in sweeps}
-        )
-    panels[0].set_xlabel("")
     return figure
