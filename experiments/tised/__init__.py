@@ -6,7 +6,7 @@ tokens the outcome of every episode is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import Cell, Run, specact
-from experiments.measure import interleaved, relative_costs
-from experiments.tised.findings import compare_methods, find_all, optima_of
+from experiments.tised.findings import compare_methods, find_all
 from experiments.tised.tables import report as report
-from specact.families.chunks.flow import load_flow
 from specact.lab.tised.analysis import as_row, contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
-from specact.lab.tised.levers import Subject, settings_of
-from specact.lab.train.variants import BundleVariants
+from specact.lab.tised.optima import optima_of
 
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
@@ -76,7 +73,6 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
         "--bundle", "metaworld-flow", "--execute", "4", "--levers", "reuse", "steps=10,2,1", "--paces", "0",
         "--hardware", "agx-50w", "vla-rtx-4070",
     ], 100),
-    # Guidance costs three times as much, so that it is for few steps.
     "executions-chase": ([
         "--bundle", "ball-chase-flow", "--steps", "2", "--levers", "naive=0,2,4,6", "roll_forward=0,2,4,6",
         "aligned=0,2,4,6", "inpainting=0,2,4,6", "--paces", "0", "0.1", "--hardware", *MACHINES,
@@ -107,30 +103,9 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """A cell per sweep, and the speed of quantised networks."""
+    """A cell per sweep."""
     for name in SWEEPS:
         yield Cell(name, partial(swept, name))
-    yield Cell("quantised", quantised)
-
-
-def quantised(folder: Path, run: Run) -> dict[str, Any]:
-    """What an inference with networks of fewer bits costs beside one with theirs, in random order."""
-    costs = {}
-    for name in ("pusht-flow", "metaworld-flow", "ball-chase-flow"):
-        bundle = load_flow(name)
-        variants = BundleVariants(bundle, folder / name)
-        settings = settings_of("quantisation", Subject(bundle, 1, variants))
-        variants.make()
-        calls = {f"{setting.strength:g}": setting.driver.call("inference") for setting in settings}
-        kinds = {bits: partial(_call, call) for bits, call in calls.items()}
-        spent = interleaved(kinds, range(run.few(400) + 10), np.random.default_rng(run.seed))
-        warm = {bits: seconds[10:] for bits, seconds in spent.items()}
-        costs[name] = relative_costs(warm, warm["0"])
-    return costs
-
-
-def _call(work: Callable[[], object], _: int) -> None:
-    work()
 
 
 def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:

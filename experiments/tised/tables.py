@@ -77,7 +77,6 @@ def report(results: Mapping[str, Any]) -> Report:
     graded = one_family(
         row for key in ("score", "success") for row in settings_of("score-chase", sweeps["score-chase"], key)
     )
-    # The jerk sweeps ran the same episodes as others.
     looked = {name: found for name, found in sweeps.items() if not name.startswith("jerk")}
     seen = [row for name, found in looked.items() for row in findings_of(name, found)]
     frontier = sweeps["frontier-ball"]
@@ -146,7 +145,6 @@ def report(results: Mapping[str, Any]) -> Report:
     pictures = [
         Picture("tised-standing.svg", partial(draw_standing, live)),
         Picture("tised-links.svg", partial(draw_links, frontier)),
-        Picture("tised-paradox.svg", partial(draw_paradox, sweeps["levers-chase"])),
     ]
     facts = {
         **facts_of(faster, methods, decodings),
@@ -221,15 +219,10 @@ def static_facts(
     return facts
 
 
-def quantised_facts(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Time of an inference with W8A8 and W4A8 over that with float32; of one sweep where it was not measured alone."""
-    names = {"w8a8": "4", "w4a8": "8"}
-    if "quantised" in results:
-        costs = results["quantised"]
-        return {name: {of: costs[of][bits]["relative"] for of in costs} for name, bits in names.items()}
-    ms = results["levers-chase"]["latency_ms"]
-    ratios = {bits: ms[f"quantisation {bits}"][0] / ms["quantisation 0"][0] for bits in names.values()}
-    return {name: {"ball-chase-flow": ratios[bits]} for name, bits in names.items()}
+def quantised_facts(results: Mapping[str, Any]) -> dict[str, float]:
+    """Median time of an inference with W8A8 and W4A8 over that with float32, measured in turns."""
+    ms = {name: times[0] for name, times in results["levers-chase"]["latency_ms"].items()}
+    return {name: ms[f"quantisation {at}"] / ms["quantisation 0"] for name, at in (("w8a8", 4), ("w4a8", 8))}
 
 
 def load_facts(sweeps: Mapping[str, Any]) -> dict[str, Any]:
@@ -506,19 +499,3 @@ def draw_links(sweep: Metrics) -> Figure:
 
 def _rtt(link: str) -> float:
     return float(link.partition("=")[2])
-
-
-def draw_paradox(sweep: Metrics) -> Figure:
-    """Chunks, the time of a chunk and of the task over naive overlap, relative to none."""
-    cells = _naive(sweep)
-    series: dict[str, list[Point]] = {}
-    for style, key in (("target", "chunk_s"), ("draft", "chunks"), ("adahi", "restricted_s.mean")):
-        for cell in (cell for cell in cells if cell[key] is not None):
-            low, high = (cell.get(key.replace("mean", end), cell[key]) for end in ("low", "high"))
-            point = Point(cell["strength"], *(value / cells[0][key] for value in (cell[key], low, high)))
-            series.setdefault(style, []).append(point)
-    names = {"target": "time of a chunk", "draft": "number of chunks", "adahi": "mean time of the task"}
-    about = "Ball, goal at rest, device 9.7 times slower"
-    figure = draw_series(series, "actions of naive overlap", "relative to no overlap", about, names)
-    figure.axes[0].set_xticks([cell["strength"] for cell in cells])
-    return figure
