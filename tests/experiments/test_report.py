@@ -22,7 +22,7 @@ STAMP = {"a": {"seeds": "1", "commit": "abc", "machine": "m, 2 cores", "load": 1
 # What prose may say in digits: names of settings and of parts of papers, and code.
 _ALLOWED = re.compile(
     r"```.*?```|`[^`]*`|\]\([^)]*\)|\{[^}]*\}|95 %|arXiv \S+"
-    r"|(equation|figure|table|section|seed|level)s? \d+(\.\d+)?",
+    r"|(equation|figure|table|section|seed|level)s? \d+(\.\d+)?( (and|to) \d+)?",
     re.DOTALL | re.IGNORECASE,
 )
 
