@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_852),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_171),
-    "experiments": (4_500, 7_080),
+    "experiments": (4_500, 7_102),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 32_150),
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures import Point, draw_series
+from experiments.figures import Point, add_series, draw_series
 from experiments.grid import Experiment
 from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, one_family, significant
 from experiments.tised.findings import FRONTIER, method_of
@@ -145,6 +145,7 @@ def report(results: Mapping[str, Any]) -> Report:
     pictures = [
         Picture("tised-standing.svg", partial(draw_standing, live)),
         Picture("tised-links.svg", partial(draw_links, frontier)),
+        Picture("tised-static.svg", partial(draw_static, sweeps)),
     ]
     facts = {
         **facts_of(faster, methods, decodings),
@@ -499,3 +500,23 @@ def draw_links(sweep: Metrics) -> Figure:
 
 def _rtt(link: str) -> float:
     return float(link.partition("=")[2])
+
+
+def draw_static(sweeps: Mapping[str, Metrics]) -> Figure:
+    """Both times of the task over naive overlap where the world waits, with the intervals of their differences."""
+    figure = Figure(figsize=(4.8, 6.6), layout="constrained")
+    names = [name for name in STATIC if name.startswith("naive")]
+    for name, axes in zip(names, figure.subplots(len(names), 1, sharex=True), strict=True):
+        series: dict[str, list[Point]] = {"target": [], "draft": []}
+        rows = list(static_of(name, sweeps[name]))
+        for row, (style, key, own) in product(
+            rows, (("target", "restricted_s", "restricted"), ("draft", "own_s", "own"))
+        ):
+            none = rows[0][key]
+            away = row[own] or {"mean": 0.0, "low": 0.0, "high": 0.0}
+            series[style].append(Point(row["strength"], *(none + away[end] for end in ("mean", "low", "high"))))
+        labels = {"target": "failures counted", "draft": "successes only"}
+        add_series(axes, series, "actions of naive overlap", "time of the task [s]", rows[0]["task"], labels)
+        axes.set_xticks([row["strength"] for row in rows])
+        axes.label_outer()
+    return figure
