@@ -37,7 +37,7 @@ def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, ti
     findings = typed("doctor", out, "--json").summary
     assert set(findings) == {
         "specact", "python", "machine", "providers", "missing", "bundle", "fingerprint", "draft_ms", "target_ms",
-        "period_ms",
+        "period_ms", "execute",
     }  # fmt: skip
     assert findings["fingerprint"] == bundle.fingerprint and findings["period_ms"] == 50.0
     assert "CPUExecutionProvider" in findings["providers"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,8 @@ class Run(Options):
         client.report = policy.counts
         if late and placed is None and self.gate != "never":
             check_late(remote_verifier(client, pair, 10_000.0, details.sampling), pair, period_s)
+            # What was asked to try it is not of the run.
+            client.counts = Counter(connections=client.counts["connections"])
 
         def note(tick: Tick) -> None:
             if check is not None and tick.record is not None and check.take(tick.record.decision):
