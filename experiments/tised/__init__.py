@@ -16,9 +16,9 @@ import numpy as np
 
 from experiments.grid import Cell, Run, specact
 from experiments.tised.findings import compare_methods, find_all
+from experiments.tised.optima import optima_of
 from experiments.tised.tables import report as report
 from specact.lab.tised.analysis import as_row, contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
-from specact.lab.tised.optima import optima_of
 
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.

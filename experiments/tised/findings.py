@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from experiments.tised.optima import PlacedOptimum
 from specact.lab.evaluation.metrics import Table
 from specact.lab.rollout.statistics import contrast, holm
 from specact.lab.tised.analysis import Cell, LeverContrast, Place, in_words
 from specact.lab.tised.drivers import ON_BOARD
-from specact.lab.tised.optima import PlacedOptimum
 
 # The family-wise error rate of a sweep, and the least speed-up of a faster chunk.
 LEVEL, FASTER = 0.05, 1.005
