@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specact.errors import RenderError
 from specact.lab.envs import HOW_TO_DRAW, cannot_draw
+from specact.lab.envs.meshes import simplified
 
 # Height and width of the cameras' frames, by the name of the observation.
 Sizes = Mapping[str, tuple[int, int]]
@@ -62,10 +63,12 @@ class Camera:
     Attributes:
         camera: its name in the model, or a free one.
         turned: whether it is mounted upside down, so that its frames are rotated by 180 degrees.
+        mirrored: whether its frames are mirrored left to right, as those of LIBERO are by its users.
     """
 
     camera: str | Any
     turned: bool = False
+    mirrored: bool = False
 
 
 def free_camera(lookat: Sequence[float], distance: float, azimuth: float, elevation: float) -> Camera:
@@ -87,14 +90,22 @@ class Cameras:
     Args:
         model: a MuJoCo model. Its shadows, reflections and multisampling are permanently disabled.
         cameras: by the name of the observation.
+        hidden_groups: groups of geoms that are not rendered.
+        detail: cells [m] of the grid on which large meshes are simplified, see :func:`~.meshes.simplified`; with zero,
+            none is. The physics keeps the meshes of the model.
     """
 
-    def __init__(self, model: Any, cameras: Mapping[str, Camera]) -> None:
+    def __init__(
+        self, model: Any, cameras: Mapping[str, Camera], hidden_groups: Collection[int] = (), detail: float = 0.0
+    ) -> None:
         # Read when a renderer is created. At the default quality, software rendering makes two frames a second.
         model.vis.quality.shadowsize = 0
         model.vis.quality.offsamples = 0
         model.mat_reflectance[:] = 0.0
         self._model, self._cameras = model, cameras
+        self._hidden_groups, self._detail = hidden_groups, detail
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[list(hidden_groups)] = 0
         self._renderers: dict[tuple[int, int], Any] = {}
 
     def look(self, data: Any, sizes: Sizes) -> dict[str, NDArray[np.uint8]]:
@@ -117,16 +128,45 @@ class Cameras:
         render_size = (2 * size[0], 2 * size[1]) if double else size
         with drawing():
             if render_size not in self._renderers:
-                self._renderers[render_size] = Renderer(self._model, *render_size)
+                self._renderers[render_size] = self._renderer(*render_size)
                 # At exit MuJoCo terminates EGL, after which renderers cannot be freed.
                 atexit.register(_close, weakref.ref(self))
             renderer = self._renderers[render_size]
-            renderer.update_scene(data, camera=camera.camera)
+            renderer.update_scene(data, camera=camera.camera, scene_option=self._option)
+            if self._detail:
+                _hide_unseen(renderer.scene, self._model, data, render_size[1] / render_size[0])
             frame: NDArray[np.uint8] = renderer.render()
         if double:
             sums = frame.reshape(size[0], 2, size[1], 2, 3).sum(axis=(1, 3), dtype=np.uint16)
             frame = ((sums + 2) // 4).astype(np.uint8)
-        return np.ascontiguousarray(frame[::-1, ::-1]) if camera.turned else frame
+        rows, columns = -1 if camera.turned else 1, -1 if camera.turned != camera.mirrored else 1
+        return np.ascontiguousarray(frame[::rows, ::columns])
+
+    def _renderer(self, height: int, width: int) -> Renderer:
+        if not self._detail:
+            return Renderer(self._model, height, width)
+        renderer = Renderer(simplified(self._model, self._detail, self._hidden_groups), height, width)
+        # The meshes are loaded. Everything else is read from the model itself in every frame.
+        renderer._model = self._model
+        return renderer
+
+
+def _hide_unseen(scene: Any, model: Any, data: Any, aspect: float) -> None:
+    """Removes the geoms whose bounding sphere is outside the view of a camera with this width over height."""
+    left, right = scene.camera
+    if left.orthographic or left.frustum_width:
+        return
+    slope = left.frustum_top / left.frustum_near
+    offset = data.geom_xpos - (left.pos + right.pos) / 2
+    depth, up, side = offset @ left.forward, offset @ left.up, offset @ np.cross(left.forward, left.up)
+    unseen = np.zeros(model.ngeom, bool)
+    for distance, edge in ((up, slope), (side, aspect * slope)):
+        unseen |= np.abs(distance) > edge * depth + np.hypot(1, edge) * model.geom_rbound
+    # Planes have no bounding sphere: their radius is zero.
+    unseen &= model.geom_rbound > 0
+    for geom in scene.geoms[: scene.ngeom]:
+        if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and unseen[geom.objid]:
+            geom.type = mujoco.mjtGeom.mjGEOM_NONE
 
 
 def _close(cameras: weakref.ref[Cameras]) -> None:
