@@ -1,7 +1,6 @@
 """TISED: what a faster step does to the task, as sweeps over methods, links and levers (docs/results/tised.md).
 
-``--data`` is the folder with ``network/``, the recorded links; without it these are left out. Of three decodings of
-tokens the outcome of every episode is kept.
+``--data`` is the folder with ``network/``, the recorded links; without it these are left out.
 """
 
 from __future__ import annotations
@@ -20,68 +19,41 @@ from experiments.tised.optima import optima_of
 from experiments.tised.tables import report as report
 from specact.lab.tised.analysis import as_row, contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
 
-STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
+STEADY = [f"loopback+delay={ms}" for ms in (1, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
 RECORDED = [
     "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
     "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
 ]
-METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
 # Methods without a server: the target, and the learned gate's head.
 ALONE = "alone=0,1"
-# A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two
-# cores.
+# A draft at 50 times its stored time, and a server whose target takes what a 12-layer, 768-wide transformer takes on
+# two cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
-MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
-# A token policy on a server, which decodes a chunk in 21 ms on one core here, and a small draft.
-TOKENS = [
-    "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
-    "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
-]  # fmt: skip
-# Decodings that verify, by sweep: by a head's tree; with a Kalman tail, which was longer; a memory's chunk.
-DECODED = {"specvla": "specvla", "kerv": "kerv", "heisd_fixed": "heisd_fixed_no_switch"}
+SLOW = ["--hardware", "agx-50w", "vla-rtx-4070"]
 
 # Words of the sweep, and its episodes.
 SWEEPS: dict[str, tuple[list[str], int]] = {
-    # On ball the task's holding action is the last one, on PushT it is the neutral one.
     "frontier-ball": ([
-        "--bundle", "ball", "--levers", *METHODS, ALONE, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR,
-        "--calibration-episodes", "15",
+        "--bundle", "ball", "--levers", "verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2",
+        ALONE, "--paces", "0", "0.02", "--idle", "last", *FAR, "--calibration-episodes", "15",
     ], 40),
-    "frontier-pusht": ([
-        "--bundle", "pusht", "--levers", *METHODS, ALONE, "--paces", "0", "--idle", "hold", "last", *FAR,
-    ], 40),
-    **{f"links-{name}": ([*TOKENS, "--decoding", decoding], 40) for name, decoding in DECODED.items()},
-    # One link, more episodes: what the robot does while it waits.
+    # One link, more episodes: what the robot does while it waits. The task's holding action is the last one.
     "idle-ball": ([
         "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
         "--idle", "last", "neutral", *FAR, "--links", "loopback+delay=100",
     ], 200),
-    "levers-chase": ([
-        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "quantisation=0,4,8",
-        "--paces", "0", "0.1", "--hardware", *MACHINES,
-    ], 200),
-    "flash-chase": ([
-        "--bundle", "ball-chase-flow", "--levers", "steps", "flash", "--paces", "0", "0.1", "--hardware", *MACHINES,
+    # Every lever of a flow policy, and of its execution, on a goal at rest and a moving one.
+    "chase": ([
+        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "aligned=0,2", "roll_forward=0,2",
+        "inpainting=0,2", "quantisation=0,4,8", "--paces", "0", "0.1", *SLOW,
     ], 100),
+    "flash-chase": (["--bundle", "ball-chase-flow", "--levers", "flash", "--paces", "0.1", *SLOW], 100),
     # A device on which the target takes 50 and 485 times as long as here, and a server on which it takes 2 ms.
     "split-ball": ([
-        "--bundle", "ball", "--levers", "split", "--paces", "0", "0.02", "--idle", "last", "--hardware", "vla-rtx-4070",
-        "vla-agx-50w", "--target-ms", "2", "--links", *STEADY[:3],
+        "--bundle", "ball", "--levers", "split", "--paces", "0", "--idle", "last", "--hardware", "vla-rtx-4070",
+        "vla-agx-50w", "--target-ms", "2", "--links", *(f"loopback+delay={ms}" for ms in (1, 20, 50)),
     ], 100),
-    "reuse-metaworld": ([
-        "--bundle", "metaworld-flow", "--execute", "4", "--levers", "reuse", "steps=10,2,1", "--paces", "0",
-        "--hardware", "agx-50w", "vla-rtx-4070",
-    ], 100),
-    "executions-chase": ([
-        "--bundle", "ball-chase-flow", "--steps", "2", "--levers", "naive=0,2,4,6", "roll_forward=0,2,4,6",
-        "aligned=0,2,4,6", "inpainting=0,2,4,6", "--paces", "0", "0.1", "--hardware", *MACHINES,
-    ], 200),
-    "levers-pusht": ([
-        "--bundle", "pusht-flow", "--levers", "steps", "aligned=0,4", "inpainting=0,4", "--paces", "0",
-        "--hardware", *MACHINES,
-    ], 200),
-    "window-pusht": (["--bundle", "pusht", "--levers", "window", "--paces", "0", "--hardware", *MACHINES], 200),
     # The paper's asynchronous model where the world waits; latencies are absolute, in the order of half a chunk.
     "naive-pusht": ([
         "--bundle", "pusht-flow", "--steps", "2", "--levers", "naive=0,1,2,3,4", "--hardware", "480ms",
@@ -92,13 +64,8 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
     "steps-pusht": ([
         "--bundle", "pusht-flow", "--levers", "steps", "--hardware", "pi05-rtx-4070", "pi05-agx-30w",
     ], 100),
-    # Jerk over levers, and a moving target with a graded score.
     "jerk-steps": (["--bundle", "pusht-flow", "--levers", "steps", "--hardware", "this-machine"], 100),
     "jerk-window": (["--bundle", "pusht", "--levers", "window", "--hardware", "this-machine"], 100),
-    "score-chase": ([
-        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "--paces", "0.1",
-        "--hardware", "agx-50w", "vla-rtx-4070",
-    ], 100),
 }  # fmt: skip
 
 
@@ -112,9 +79,8 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Runs a sweep and analyses it."""
     words, episodes = list(SWEEPS[name][0]), run.few(SWEEPS[name][1])
     recorded = run.data is not None and (run.data / "network").is_dir()
-    if name.startswith(("frontier", "links")):
-        steady = STEADY if name.startswith("frontier") else STEADY[::2]
-        words += ["--links", *(steady[:1] if run.quick else steady), *(RECORDED if recorded else ())]
+    if name.startswith("frontier"):
+        words += ["--links", *(STEADY[:1] if run.quick else STEADY), *(RECORDED if recorded else ())]
     if run.quick:
         words += ["--calibration-episodes", "2"]
     command = ["tised", "sweep", *words, "--episodes", str(episodes), "--seed", str(run.seed)]
@@ -127,8 +93,6 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     }
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"], **found}
     kept["calibrations"] = read_calibrations([out])
-    if name.startswith("links"):
-        kept["outcomes"] = outcomes(table, baselines)
     return kept
 
 
@@ -141,16 +105,3 @@ def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[s
         "cells": cells, "contrasts": contrasts, "neighbours": neighbours_of(curves), "methods": compare_methods(table),
         "spots": spots, "findings": find_all(cells, contrasts, spots),
     }  # fmt: skip
-
-
-def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[dict[str, Any]]:
-    """Success and restricted time [s] of every episode of a sweep, in order, by lever, strength and link."""
-    return [
-        {
-            "lever": curve.place.lever, "strength": cell.strength, "link": curve.place.link,
-            "success": curve.success[number].astype(int).tolist(),
-            "restricted_s": np.round(curve.restricted_s[number], 4).tolist(),
-        }
-        for curve in sort_curves(table, baselines)
-        for number, cell in enumerate(curve.cells)
-    ]  # fmt: skip
