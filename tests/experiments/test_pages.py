@@ -21,7 +21,7 @@ SMALL = {
     "adahi": "ball/rejection", "budget": "published/ball/ball-one", "controller": "ball/noise/fixed-0",
     "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
     "metaworld": "experts", "outage": "races/0", "speed": "neighbours",
-    "split": "precision", "tised": "window-pusht", "tokens": "kitchen-tokens/gain",
+    "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain",
 }  # fmt: skip
 
 
