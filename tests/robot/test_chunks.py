@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
@@ -199,15 +200,21 @@ def test_without_an_answer_a_robot_that_can_stop_holds_its_last_action_until_it_
             self.moved.append((self.clock.now(), np.inf))
 
     aged = Fallback(max_chunk_age_ms=4e3 * PERIOD)
-    for kind, fallback in (
-        (Stopping, aged), (Stopping, EXECUTE_DRAFT), (Arm, replace(aged, stop_action=STILL)), (Arm, aged),
-    ):  # fmt: skip
+    for (kind, fallback), idle in itertools.product(
+        ((Stopping, aged), (Stopping, EXECUTE_DRAFT), (Arm, replace(aged, stop_action=STILL)), (Arm, aged)),
+        ("hold_last", "nothing"),
+    ):
         arm, options = kind(VirtualClock()), {"deadline_s": 2 * PERIOD} if fallback is EXECUTE_DRAFT else {}
-        runner, ticks = drive(arm, Answers(), Execution("synchronous", 2), 16, 0.0, 1e9, fallback=fallback, **options)
-        done = [action for _, action in arm.moved]
-        held, rest = done.count(11.0), [IDLE] * 17 if fallback.stop_action else []
-        stands = [np.inf] if kind is Stopping else rest[held + 1 :]
-        assert done == [10.0, *[11.0] * held, *stands] and 2 < held <= 6
+        shared = {"fallback": fallback, "idle": idle}
+        runner, ticks = drive(arm, Answers(), Execution("synchronous", 2), 16, 0.0, 1e9, **options, **shared)
+        times, done = zip(*arm.moved, strict=True)
+        held = done.count(11.0)
+        stands = [np.inf] if kind is Stopping else [IDLE] * (len(done) - 1 - held if fallback.stop_action else 0)
+        assert [*done] == [10.0, *[11.0] * held, *stands]
+        # With nothing to send, the last action stays in force for as long as it would be sent again.
+        assert 2 < held <= 6 if idle == "hold_last" else held == 1
+        if stands:
+            assert 3 * PERIOD < times[1 + held] <= 7 * PERIOD
         assert runner.safety.stopped == (kind is Stopping) == (len(ticks) < 16)
 
 

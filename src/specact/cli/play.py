@@ -38,7 +38,7 @@ class Play(Options):
     execution: Kind = "synchronous"
     execute_actions: Maybe[Count] = None  # actions of a chunk that are played; half if not given
     overlap_actions: Maybe[WholeNumber] = None  # as few are left when the next inference begins
-    idle: Literal["hold_last", "stop_action", "nothing"] = "hold_last"  # when the actions have run out
+    idle: Literal["hold_last", "stop_action", "nothing"] = "hold_last"  # between chunks, until an action is too old
     deadline_ms: Positive = 1000.0  # how long an inference may take
     steps: Maybe[Count] = None  # Euler steps of a flow policy here; 10 if not given
     session: Flat[Session] = field(default_factory=Session)

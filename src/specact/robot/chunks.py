@@ -195,8 +195,8 @@ def _timed(source: ChunkSource, window: Window, address: StepAddress, inpainting
 class ChunkRunner:
     """Provides a robot's actions for :func:`~specact.robot.loop.run_loop`; it never blocks on the policy.
 
-    A step without an action is idle and sends nothing, the stop action, or the last one until it is too old. Misses are
-    failed inferences, and chunks too late for any of their actions; chunks far outside ``action_range`` fail.
+    A step without an action is idle: it sends the stop action, or until the last action is too old that one or nothing.
+    Misses are failed inferences, and chunks too late for any action; chunks far outside ``action_range`` fail.
     ``roll_forward`` is a model of the robot: the observation after the actions ``[r, A]``.
 
     Attributes:
@@ -327,12 +327,12 @@ class ChunkRunner:
 
     def _idle_action(self, now: float) -> NDArray[np.float32] | None:
         # The observation is usable: a robot's model may make of one that is usable another that is not.
-        self.safety.rest(now)
+        safety, too_old = self.safety, now - self._played_s > self.safety.max_age_s
+        safety.rest(now)
         self.counts["idle"] += 1
-        if self._idle == "nothing" or self.safety.last is None:
-            return None if self._idle == "nothing" else self.safety.stop_action
-        holds = self._idle == "hold_last" and now - self._played_s <= self.safety.max_age_s
-        return self.safety.last if holds else self.safety.stand()
+        if safety.last is not None and (too_old or self._idle == "stop_action"):
+            return safety.stand()
+        return None if self._idle == "nothing" else safety.stop_action if safety.last is None else safety.last
 
     def _advance(self, now: float) -> None:
         """Plays on, and counts a chunk that arrived too late for any of its actions as a miss."""
