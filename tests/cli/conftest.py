@@ -131,6 +131,8 @@ class Ended(NamedTuple):
 
 
 Typed = Callable[..., Ended]
+# Width of the terminal.
+COLUMNS = "1000"
 
 
 def strictly(text: str) -> Any:
@@ -188,7 +190,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     def run(*words: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["specact", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "1000")
+        monkeypatch.setenv("COLUMNS", COLUMNS)
         capsys.readouterr()
         try:
             main()

@@ -45,6 +45,19 @@ def test_a_reader_that_has_gone_is_no_error(words: list[str], environment: dict[
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+def test_a_reader_that_goes_before_the_last_line_is_no_error_either(environment: dict[str, str]) -> None:
+    script = (
+        "import builtins, fcntl, os, sys; said, (reading, writing) = print, os.pipe()\n"
+        "fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20); os.dup2(writing, 1); os.close(writing)\n"
+        "def last(*words, **how): said(*words, **how); os.close(reading)\n"
+        "builtins.print, sys.argv = last, ['specact', 'completion', 'bash']\n"
+        "from specact.cli.main import main; main()"
+    )
+    buffered = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, env=buffered, timeout=600)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_progress_is_a_line_now_and_then_where_nobody_sees_bars(capsys: pytest.CaptureFixture[str]) -> None:
     often, rarely = progress_lines(0.0), progress_lines(3600.0)
     for done in range(3):

@@ -52,7 +52,22 @@ def test_a_verb_takes_its_options_from_a_file_and_what_is_typed_goes_first(file:
     assert parse(["doctor", "--config", str(file)]).server == "ws://127.0.0.1:8601"
 
 
-@pytest.mark.parametrize("verb", CONFIGURED)
+def test_a_pair_that_is_typed_behind_a_list_is_not_lost(file: Path) -> None:
+    with pytest.raises(ConfigError, match="'1 1 ball'"):
+        parse(["run", "--stop-action", "1", "1", "ball", f"--config={file}"])
+
+
+def test_a_verb_of_two_words_takes_them_too(file: Path) -> None:
+    file.write_text('episodes = 2\n[offline]\npair = "pusht"\nrate = 0.4\ndata = "demos"')
+    found = parse(["offline", "calibrate", "--config", str(file), "--rate", "0.3"])
+    assert (found.pair, found.rate, str(found.demonstrations.data)) == ("pusht", 0.3, "demos")
+    assert parse(["offline", "calibrate", "ball", f"--config={file}"]).pair == "ball"
+    file.write_text("[offline]\nrat = 1")
+    with pytest.raises(ConfigError, match=r"'rat'.*'rate'"):
+        parse(["offline", "calibrate", "ball", f"--config={file}"])
+
+
+@pytest.mark.parametrize("verb", [verb for verb in CONFIGURED if verb != "offline"])
 def test_the_help_of_each_tells_of_it(verb: str) -> None:
     assert "config" in load_verb(verb).__dataclass_fields__
 

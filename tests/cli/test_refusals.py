@@ -68,10 +68,17 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("play ball#target --jpeg-quality 9", "--jpeg-quality"),
         ("advise --bundle ball --budget-ms 1 --link nope", "'nope'"),
         ("reproduce adahi --out OUT", "python -m experiments"),
-        ("list nope", "'bundles'"),
+        ("list bundels", "'bundles'"),
         ("completion fish", "'fish'"),
         ("run ball --epsodes 3", "perhaps --episodes"),
-        ("tised swep", "sweep, analyse, levers"),
+        ("tised swep", "perhaps sweep"),
+        ("tised", "sweep, analyse, levers"),
+        ("pair --drft x", "perhaps --draft"),
+        ("pair --draft x", "--out"),
+        ("run ball --rate soon", "'soon'"),
+        ("run ball --stop-action 0 0 pusht", "'0 0 pusht'"),
+        ("run ball --execution", "synchronous or late"),
+        ("offline calibrat ball", "perhaps calibrate"),
         ("data", "record"),
         (SWEEP + "--paces nan", "paces"),
         (SWEEP.replace("OUT", "FILE"), "FILE"),
@@ -92,6 +99,18 @@ def test_a_pair_may_be_named_as_it_was(verb: str) -> None:
     out = ["--out", "x"] if verb in ("calibrate", "eval") else []
     for old in (("--bundle", "pusht"), ("--bundle=pusht",)):
         assert parse([verb, *out, *old]) == parse([verb, "pusht", *out])
+
+
+def test_what_is_wrong_does_not_hang_on_how_the_parser_prints_it(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(columns: str) -> str:
+        monkeypatch.setattr("tests.cli.conftest.COLUMNS", columns)
+        return typed("run", "ball", "--epsodes", "3").remarks
+
+    assert said("30") == said("1000")
+    # Of a parser without its events: its own words, and the same status.
+    monkeypatch.delattr("tyro._errors")
+    done = typed("run", "ball", "--epsodes", "3")
+    assert done.status == 2 and "--epsodes" in done.remarks
 
 
 def test_every_help_fits_on_one_screen(environment: dict[str, str]) -> None:

@@ -168,6 +168,7 @@ class OfflineCalibrate(GateOptions):
     """
 
     demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
+    config: ConfigFile = None  # file of options; what is typed goes first
 
     def run(self) -> None:
         from specact.lab.evaluation.offline import calibrate_offline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -56,7 +57,8 @@ class Completion(Options):
         from specact.cli.main import VERBS, load_verb
 
         every: Any = reduce(or_, (Annotated[load_verb(name), tyro.conf.subcommand(name)] for name in VERBS))
-        tyro.cli(every, prog="specact", args=["--tyro-print-completion", self.shell], config=MARKERS)
+        with suppress(SystemExit):
+            tyro.cli(every, prog="specact", args=["--tyro-print-completion", self.shell], config=MARKERS)
 
 
 def first_sentence(text: str | None) -> str:

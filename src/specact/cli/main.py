@@ -6,15 +6,16 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext, suppress
+from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
-from io import StringIO
 from typing import Any, NoReturn
 
 import tyro
 
 from specact import __version__
-from specact.cli.options import MARKERS, with_file
+from specact.cli.options import MARKERS, names_of, with_file
 from specact.cli.output import print_error, rows_of, say
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.imports import missing_extra
@@ -117,22 +118,34 @@ def parse(words: Sequence[str]) -> Any:
         given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
     given = with_file(verb, given, load_verb)
     given = ["--help" if word == "--help-all" else word for word in given]
-    with redirect_stderr(StringIO()) as box:
-        try:
-            return tyro.cli(options, prog=f"specact {verb}", args=given, config=MARKERS)
-        except SystemExit as ended:
-            if not ended.code:
-                raise
-    # What the parser's box says, up to a rule or an empty line, and what it suggests.
-    lines = [line.strip("│| ") for line in box.getvalue().splitlines()[1:]]
-    wrong, _, rest = "\n".join(line if line.strip("─-") else "" for line in lines).strip().partition("\n\n")
-    hints = [
-        each
-        for each in re.findall("^--[a-z-]+|(?<=^Available subcommands: ).+", rest, re.MULTILINE)
-        if each not in wrong
-    ]
-    said = [wrong.replace("\n", " ").removesuffix("."), *(f"perhaps {hint}" for hint in hints)]
-    raise ConfigError("; ".join([*said, f"see specact {verb} --help"]))
+    # Not a stable interface: where it is gone, the parser prints what it has to say.
+    told = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
+    with told(partial(_refuse, verb, options, given)):
+        return tyro.cli(options, prog=f"specact {verb}", args=given, config=MARKERS)
+
+
+def _refuse(verb: str, options: Any, given: Sequence[str], event: Any) -> None:
+    """Raises what the parser found wrong as one sentence; it prints events that are of another form than these."""
+    said = ""
+    with suppress(AttributeError):
+        match event:
+            case object(unrecognized_tokens=[str(word), *_]) | object(tokens=[str(word), *_]):
+                known = [name for name in names_of(options) if name.startswith("--") == word.startswith("--")]
+                near = get_close_matches(word.partition("=")[0], known, 1) or (known if len(known) < 5 else ())
+                said = "; perhaps ".join([f"unknown {'option' if word.startswith('--') else 'word'} {word!r}", *near])
+            case object(missing_arguments=[*missing]):
+                said = f"specact {verb} needs {', '.join(each.arg.display_name() for each in missing)}"
+            case object(subcommand_spec=object(parser_from_name=names)):
+                said = f"specact {verb} needs one of {', '.join(names)}"
+            case object(argument=argument, value=str(value), choices=choices):
+                raise unknown_name(argument.display_name(), value, choices)
+            case object(argument=object(lowered=object(nargs=several)) as argument):
+                name, kinds = argument.display_name(), dict.fromkeys(re.findall(r"[\w-]+", argument.lowered.metavar))
+                typed = re.search(f"{name}[ =]?((?:(?! --).)*)", " ".join(given))
+                every = ", all words up to the next option" if several == "*" else ""
+                said = f"{name} takes {' or '.join(kinds)}{every}; got {typed[1] if typed else ''!r}"
+    if said:
+        raise ConfigError(f"{said}; see specact {verb} --help")
 
 
 def main() -> None:

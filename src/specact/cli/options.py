@@ -28,7 +28,7 @@ T = TypeVar("T")
 # How every verb's options are read.
 MARKERS = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
 # The verbs that take options from a file, too.
-CONFIGURED = ("serve", "run", "play", "doctor", "calibrate")
+CONFIGURED = ("serve", "run", "play", "doctor", "calibrate", "offline")
 _POSITIONAL = get_args(Positional[str])[1]
 # `--help` leaves out what few need; `--help-all` shows it.
 _BRIEF = bool({"-h", "--help"} & set(sys.argv))
@@ -101,12 +101,16 @@ def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> li
     Keys at the top are shared, and each verb takes its own; a table ``[VERB]`` is for one verb and goes first. ``load``
     gives a verb's options. Raises ConfigError for a file, key or value that cannot be used.
     """
-    words = [part for word in given for part in re.split("(?<=^--config)=", word)]
+    options, first, words = load(verb), list(given[:1]), list(given[1:])
+    if not first or first[0] not in (members := _members(options)):
+        members, first, words = {"": options}, [], list(given)
+    options = members["".join(first)]
+    words = [part for word in words for part in re.split("(?<=^--config)=", word)]
     at = words.index("--config") if "--config" in words else len(words)
-    if verb not in CONFIGURED or at + 1 >= len(words):
+    if at + 1 >= len(words) or "config" not in getattr(options, "__dataclass_fields__", ()):
         return list(given)
     file, words = Path(words[at + 1]), [*words[:at], *words[at + 2 :]]
-    values, known = read_toml(file, dict[str, Any], "configuration"), _options_of(load(verb))
+    values, known = read_toml(file, dict[str, Any], "configuration"), _options_of(options)
     tables = {name: read_record(values.pop(name), dict, f"{file}: {name}") for name in CONFIGURED if name in values}
     shared, own = ({key.replace("-", "_"): value for key, value in of.items()} for of in (values, tables.get(verb, {})))
     if strange := shared.keys() - known.keys():
@@ -122,7 +126,18 @@ def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> li
         elif option not in typed and value is not False:
             several = [option, *map(str, value)] if isinstance(value, list) else [f"{option}={value}"]
             words += [option] if value is True else several
-    return words
+    return first + words
+
+
+def names_of(options: Any) -> list[str]:
+    """The options of a verb, and the first words of a union."""
+    named = (name for name, (_, bare) in _options_of(options).items() if not bare)
+    return [*_members(options), *(f"--{name.replace('_', '-')}" for name in named)]
+
+
+def _members(options: Any) -> dict[str, Any]:
+    """The classes of a union of options, by the words that choose them."""
+    return {marks[-1].name: kind for kind, *marks in map(get_args, get_args(options))}
 
 
 def _has_bare(words: Sequence[str], known: dict[str, tuple[Any, bool]]) -> bool:
@@ -139,6 +154,8 @@ def _has_bare(words: Sequence[str], known: dict[str, tuple[Any, bool]]) -> bool:
 def _options_of(options: Any) -> dict[str, tuple[Any, bool]]:
     """The type of each option, as a file has it, and whether it is a word without a name."""
     found = dict[str, tuple[Any, bool]]()
+    if members := _members(options):
+        return {name: kind for member in members.values() for name, kind in _options_of(member).items()}
     for name, hint in get_type_hints(options, include_extras=True).items():
         kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
         if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
