@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Life, Typed
 
-from specact.lab.rollout.processes import serving
+from specact.lab.rollout.processes import linked, serving
 
 ASKED = ("--gate", "always", "--deadline-ms", "5000", "--episodes", "1", "--json")
 
@@ -27,6 +27,17 @@ def test_a_robot_runs_with_a_split_target(life: Life, typed: Typed, stages: Path
         typed("run", "pusht", *where, "--gate", "always", "--split", str(stages)).refuses("split")
     assert fixed["cuts"].keys() == {"cut 3", "switches"} and fixed["cuts"]["cut 3"] == fixed["inferences"]
     assert sum(free["cuts"].values()) - free["cuts"]["switches"] == free["inferences"]
+    # What was sent to measure link and stages is not of the run.
+    assert (
+        free["link"]["requests"] == free["inferences"] - free["cuts"].get("cut 0", 0)
+        and free["link"]["connections"] == 1
+    )
+
+
+def test_late_verdicts_of_a_split_target_that_are_never_in_time_are_refused(typed: Typed, stages: Path) -> None:
+    with serving(stages) as server, linked(server.port, "loopback+delay=150") as relay:
+        words = ("run", "ball", "--server", f"ws://127.0.0.1:{relay.port}", "--execution", "late", "--episodes", "1")
+        typed(*words, "--split", f"{stages}@3", "--rate-hz", "50").refuses("80 ms after the first", "--rate-hz")
 
 
 def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(

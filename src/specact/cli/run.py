@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +35,7 @@ from specact.wire.messages import Deadline, exchange_bytes
 # Counters of late verdicts in the summary, by their names there.
 _LATE_COUNTS = {"asked": "wanted", "requests": "transmitted", "in_time": "in_time", "replaced": "replaced",
                 "missed": "missed"}  # fmt: skip
+_PATIENT_MS = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,12 @@ class Run(Options):
         audits = audits_of(pair, self.gate, rate, budget) if details.audit_rate else None
         # What a latency leaves room for is not known before.
         share = 1.0 if budget is None or isinstance(budget, LatencyBudget) else budget.rate
-        verifier, client, placed = self._verifier(stack, pair, deadline_ms, share / chunk_s)
+        verifier, client, placed = self._verifier(stack, pair, deadline_ms, share / chunk_s, period_s)
         policy = SpeculativePolicy(
             pair, gate, verifier=verifier, fallback=fallback,
             verdicts=LateVerdicts(math.inf) if late else WAIT, seed=tuning.seed,
         )  # fmt: skip
         client.report = policy.counts
-        if late and placed is None and self.gate != "never":
-            check_late(remote_verifier(client, pair, 10_000.0, details.sampling), pair, period_s)
-            # What was asked to try it is not of the run.
-            client.counts = Counter(connections=client.counts["connections"])
 
         def note(tick: Tick) -> None:
             if check is not None and tick.record is not None and check.take(tick.record.decision):
@@ -141,27 +137,41 @@ class Run(Options):
         return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, described, note, client)
 
     def _verifier(
-        self, stack: ExitStack, pair: Pair[Any], deadline_ms: float, rate_hz: float
+        self, stack: ExitStack, pair: Pair[Any], deadline_ms: float, rate_hz: float, period_s: float
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
         from specact.families.chunks.remote import target_endpoint
 
-        access, tuning = self.session.access, self.session.tuning
+        access, tuning, details = self.session.access, self.session.tuning, self.details
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)
-        split = self.details.split
-        folder, _, cut = (split or "").rpartition("@")
+        folder, _, cut = (details.split or "").rpartition("@")
         fixed = int(cut) if folder and cut.isdecimal() else None
-        staged = None if split is None else load_staged(Path(split if fixed is None else folder))
+        staged = None if details.split is None else load_staged(Path(details.split if fixed is None else folder))
         contract = pair.exchange.contract if staged is None else split_contract(staged.spec, staged.fingerprint)
-        client = stack.enter_context(Client(
-            endpoint, contract, tuning.name, tuning.jpeg_quality, rate_hz=rate_hz or None, deadline_ms=deadline_ms
-        ))  # fmt: skip
-        client.connect(10.0)
-        if staged is None:
-            return remote_verifier(client, pair, deadline_ms, self.details.sampling), client, None
-        precision = self.details.activations or "float16"
-        placed = placed_target(pair, staged, client, deadline_ms, cut=fixed, precision=precision)
-        return pair.verifier(placed), client, placed
+        placed: SplitTarget[Any] | None = None
+        late = self.execution == "late" and self.gate != "never"
+
+        def connected(**expected: float | None) -> Client:
+            client = Client(endpoint, contract, tuning.name, tuning.jpeg_quality, **expected)
+            stack.enter_context(client).connect(10.0)
+            return client
+
+        def verifier(client: Client, within_ms: float) -> Verifier:
+            return (
+                remote_verifier(client, pair, within_ms, details.sampling) if placed is None else pair.verifier(placed)
+            )
+
+        if late or staged is not None:
+            # Over a connection of its own: what is tried is not counted in the run.
+            with closing(connected()) as trial:
+                if staged is not None:
+                    precision = details.activations or "float16"
+                    placed = placed_target(pair, staged, trial, _PATIENT_MS, cut=fixed, precision=precision)
+                if late:
+                    check_late(verifier(trial, _PATIENT_MS), pair, period_s)
+        client = connected(rate_hz=rate_hz or None, deadline_ms=deadline_ms)
+        placed = placed and placed.over(client, deadline_ms)
+        return verifier(client, deadline_ms), client, placed
 
 
 def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> RateBudget:

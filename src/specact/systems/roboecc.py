@@ -238,6 +238,12 @@ class SplitTarget(Generic[A]):
         self.device_s: float | None = None
         self.counts: Counter[str] = Counter()
 
+    def over(self, client: Client, deadline_ms: float) -> SplitTarget[A]:
+        """The target over another client, which goes on with the exchanges of this one."""
+        other = SplitTarget(self._folder, self._read, client, self.chooser, deadline_ms, precision=self._precision)
+        other.past.extend(self.past)
+        return other
+
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         cut = self.chooser(self.cut, self.past)
         self.counts["switches"] += self.device_s is not None and cut != self.cut
