@@ -139,11 +139,12 @@ def _refuse(verb: str, options: Any, given: Sequence[str], event: Any) -> None:
                 said = f"specact {verb} needs one of {', '.join(names)}"
             case object(argument=argument, value=str(value), choices=choices):
                 raise unknown_name(argument.display_name(), value, choices)
-            case object(argument=object(lowered=object(nargs=several)) as argument):
-                name, kinds = argument.display_name(), dict.fromkeys(re.findall(r"[\w-]+", argument.lowered.metavar))
+            case object(argument=argument):
+                name, takes = argument.display_name(), argument.lowered
                 typed = re.search(f"{name}[ =]?((?:(?! --).)*)", " ".join(given))
-                every = ", all words up to the next option" if several == "*" else ""
-                said = f"{name} takes {' or '.join(kinds)}{every}; got {typed[1] if typed else ''!r}"
+                every = ", all words up to the next option" if takes.nargs == "*" else ""
+                kinds = " or ".join(dict.fromkeys(re.findall(r"[\w-]+", takes.metavar)))
+                said = f"{name} takes {kinds}{every}; got {typed[1] if typed else ''!r}"
     if said:
         raise ConfigError(f"{said}; see specact {verb} --help")
 
