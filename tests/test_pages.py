@@ -27,8 +27,8 @@ def own_families(folder: Path) -> None:
     assert (folder / "my_family.pair/calibration/my_family.Nearness-0.50.json").is_file()
     (place,) = folder.rglob("summary.json")
     methods = json.loads(place.read_text())["methods"]
-    assert methods["draft"]["transmission_rate"] == 0.0 < methods["adahi"]["transmission_rate"] < 1.0
-    assert methods["hybrid"]["transmission_rate"] == 1.0 and methods["draft"]["action_change_loss"] > 0.0
+    assert methods["draft"]["sent"] == 0.0 < methods["adahi"]["sent"] < 1.0
+    assert methods["hybrid"]["sent"] == 1.0 and methods["draft"]["action_change_loss"] > 0.0
 
 
 # What holds in a page's folder at its end.

@@ -109,7 +109,7 @@ def tables_of(study: Study) -> list[Table]:
             paper.append({"name": f"{pair}, paper", **{key: of[key] for key in SHOWN}, "sent": of["sent"]})
             errors.append({"name": f"{pair}, paper", **dict(zip(SHOWN, of["mse"], strict=True))})
             skips.append({"name": f"{pair}, paper", **dict(zip(("adahi", "random"), of["skips"], strict=True))})
-        here, sent = f"{pair}, here", methods["adahi"]["transmission_rate"]
+        here, sent = f"{pair}, here", methods["adahi"]["sent"]
         paper.append({"name": here, **{key: methods[key]["success"]["rate"] for key in SHOWN}, "sent": sent})
         errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
         skips.append({"name": here, **{key: methods[key]["true_skip_ratio"] for key in ("adahi", "random")}})
@@ -125,7 +125,7 @@ def tables_of(study: Study) -> list[Table]:
         for (bundle, run), summary in study.items() for gate, row in summary["calibration"].items()
     ]  # fmt: skip
     sockets = [
-        {"pair": bundle, "episodes": summary["episodes"], "asked": summary["methods"]["adahi"]["transmission_rate"],
+        {"pair": bundle, "episodes": summary["episodes"], "asked": summary["methods"]["adahi"]["sent"],
          **{key: row["latency"]["per_action_ms"] for key, row in summary["methods"].items()}}
         for (bundle, run), summary in study.items() if summary["realtime"]
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def tables_of(study: Study) -> list[Table]:
         Table("methods", "Every method of every run, the gates and the drafts trained otherwise too.",
               "condition | episodes | method | success | score | asks | true skip | accepted | gated loss "
               "| action change | gate efficiency | choice | ms per action",
-              "{on} | {episodes} | {name} | {success:ci3} | {score:ci3} | {transmission_rate:.3f} "
+              "{on} | {episodes} | {name} | {success:ci3} | {score:ci3} | {sent:.3f} "
               "| {true_skip_ratio:.3f} | {accepted:.3f} | {gated_loss:.3f} | {action_change_loss:.3f} "
               "| {gate_efficiency:.2f} | {choice_efficiency:.2f} | {latency[per_action_ms]:.2f}",
               [{"gate_efficiency": None, "choice_efficiency": None, **row} for row in method_rows(study)]),

@@ -173,7 +173,7 @@ def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Ite
         won = "".join(str(int(won)) for won in outcomes(folder, method))
         asked = float(method in ("hybrid", TARGET)) if folder.name == "ends" else evaluation.rate
         about = {"task": draft.task, "draft": "" if method == TARGET else draft.about}
-        sent = metrics["transmission_rate"]
+        sent = metrics["sent"]
         yield {**about, "method": method, "asked": asked, "seeds": {str(draft.seed): {"rate": sent, "successes": won}}}
         if method == TARGET:
             seeds = {str(draft.seed): {"rate": 0.0, "successes": won}}

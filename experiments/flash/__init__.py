@@ -266,7 +266,7 @@ def blank(window: Window, pair: Pair[Any]) -> Window:
 def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> float:
     """Milliseconds per executed action of a composition's rollouts: every round at the cost of its kind."""
     ms = {name: cost["ms"] for name, cost in costs.items()}
-    full, failed, sent = metrics["full"], metrics["failed"], metrics["transmission_rate"]
+    full, failed, sent = metrics["full"], metrics["failed"], metrics["sent"]
     drafts_block = rounds.proposes == "block" and not rounds.on_device
     check, failed_check = (ms["check"], ms["failed"]) if drafts_block else (ms["given"], ms["given_failed"])
     spent = (full - failed) * ms[f"full_{rounds.steps}"] + failed * failed_check

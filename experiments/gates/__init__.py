@@ -88,7 +88,7 @@ def gates(
     )  # fmt: skip
     summary = evaluated(what, folder, run)
     against = {row["first"]: row["score"] for row in summary["contrasts"] if row["second"] == "random"}
-    keys = ("success", "score", "transmission_rate", "true_skip_ratio", "action_change_loss", "gate_efficiency")
+    keys = ("success", "score", "sent", "true_skip_ratio", "action_change_loss", "gate_efficiency")
     return {
         name: {
             "episodes": summary["episodes"], "seed": summary["seed"],
@@ -125,7 +125,7 @@ def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run:
         name: {
             "episodes": summary["episodes"], "seed": summary["seed"], "adahi": adahi["score"],
             "random": random["score"], "difference": tested["adahi", "random"],
-            "transmission_rate": adahi["transmission_rate"],
+            "sent": adahi["sent"],
             "true_skip_ratio": [adahi["true_skip_ratio"], random["true_skip_ratio"]],
             "action_change_loss": [adahi["action_change_loss"], random["action_change_loss"]],
             "held_out_rate": summary["calibration"]["adahi"]["held_out_rate"],
@@ -158,7 +158,7 @@ def chunks(folder: Path, run: Run) -> Any:
     methods = ("draft", "hybrid", "random_learned", "learned")
     what = Evaluation(str(path), None, methods, 100, run.seed, RATE, calibration_episodes=10)
     summary = evaluated(what, folder / "eval", run, None)
-    keys = ("success", "score", "transmission_rate", "action_change_loss", "cost")
+    keys = ("success", "score", "sent", "action_change_loss", "cost")
     return {
         "along demonstrations": along, "demonstrations": len(held_out),
         **{name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")},

@@ -42,7 +42,7 @@ def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
         }})  # fmt: skip
         efficiency.append({"on": on, **{
             f"{name}.{kind}": methods.get(name, {}).get(kind)
-            for name in ("adahi", *GATES) for kind in ("gate_efficiency", "choice_efficiency", "transmission_rate")
+            for name in ("adahi", *GATES) for kind in ("gate_efficiency", "choice_efficiency", "sent")
         }})  # fmt: skip
     distilled = [
         {"pair": bundle.partition("-")[0], "episodes": summary["episodes"], **{
@@ -80,16 +80,16 @@ def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
               "| {0[learned.gate_efficiency]:.2f} | {0[learned_action.gate_efficiency]:.2f}", efficiency),
         Table("variants", "Every gate on ball and swarm at 0.4, no limit on skips, random without a forced first step.",
               "pair | gate | asks | efficiency | true skip | action change | success",
-              "{pair} | {name} | {transmission_rate:.3f} | {gate_efficiency:.2f} | {true_skip_ratio:.3f} "
+              "{pair} | {name} | {sent:.3f} | {gate_efficiency:.2f} | {true_skip_ratio:.3f} "
               "| {action_change_loss:.3f} | {score:ci3}", list(cells_of(results["gates"]))),
         Table("readings", "ADAHI under each reading of equation 5 and random at its rate: success of ball and swarm, "
               "score of the others; seed 0, other episodes than the tables above.",
               "pair | reading | ADAHI | random | asks | true skip: ADAHI, random",
-              "{pair} | {name} | {adahi:ci2} | {random:ci2} | {transmission_rate:.2f} "
+              "{pair} | {name} | {adahi:ci2} | {random:ci2} | {sent:.2f} "
               "| {true_skip_ratio[0]:.2f}, {true_skip_ratio[1]:.2f}", list(cells_of(results["readings"]))),
         Table("chunks", "A small VQ draft before PushT's flow policy at 0.4, 100 paired episodes.",
               "method | success | score | asks | action change",
-              "{name} | {success:ci2} | {score:ci3} | {transmission_rate:.2f} | {action_change_loss:.3f}",
+              "{name} | {success:ci2} | {score:ci3} | {sent:.2f} | {action_change_loss:.3f}",
               named(results["chunks"]["methods"])),
         Table("chunk_ranks", "Rank correlation of scores with the distance of the target's actions, on demonstrations.",
               "gate | Spearman", "{name} | {spearman:.2f}", named(results["chunks"]["along demonstrations"])),
@@ -193,7 +193,7 @@ def frontier(study: Study) -> Figure:
                 row = summary["methods"].get(method)
                 if row is None or (method in ENDS and summary["rate"] != 0.6):
                     continue
-                x, success = ENDS.get(method, row["transmission_rate"]), row["success"]
+                x, success = ENDS.get(method, row["sent"]), row["success"]
                 series.setdefault(method, []).append(Point(x, success["rate"], success["low"], success["high"]))
         axes.set(xlim=(-0.12, 1.08), ylim=(-0.03, 1.08), xticks=(0, 0.5, 1))
         add_series(axes, series, "", "", pair, LABELS, lead=False)

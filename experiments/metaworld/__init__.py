@@ -195,7 +195,7 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
         name: {"each": [float(one.mean()) for one in values], "all": asdict(seeds_interval(values))}
         for name, values in (success | contrasts).items()
     }
-    keys = ("transmission_rate", "true_skip_ratio")
+    keys = ("sent", "true_skip_ratio")
     more = {method: {key: [found[method].get(key) for found in told] for key in keys} for method in methods}
     for method in methods:
         more[method]["ms an action"] = [found[method]["latency"]["per_action_ms"] for found in told]

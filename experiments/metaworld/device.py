@@ -131,7 +131,7 @@ def drive(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     episodes = said["episodes"]
     late = said.get("late") and {"missed": said["late"]["missed"], "transmitted": said["late"]["requests"]}
     return {name: said[name] for name in ("inferences", "inference_ms")} | {
-        "transmission_rate": said["sent"],
+        "sent": said["sent"],
         "misses": said["missed"],
         "late": late,
         "episodes": len(episodes),
@@ -168,5 +168,5 @@ def missed_share(cell: Mapping[str, Any]) -> float | None:
     if not cell["link"]:
         return None
     # What runs a policy alone has no gate.
-    rate = 1.0 if cell["transmission_rate"] is None else cell["transmission_rate"]
+    rate = 1.0 if cell["sent"] is None else cell["sent"]
     return float(sum(cell["misses"].values()) / max(1.0, rate * cell["inferences"]))

@@ -61,7 +61,7 @@ def report(results: Mapping[str, Any]) -> Report:
             "main", "Success in 200 paired episodes, 20 of each task; sent: by `adahi`, whose rate is 0.4.",
             "pair | draft | random | adahi | hybrid | sent",
             "{pair} | {draft[success]:ci2} | {random[success]:ci2} | {adahi[success]:ci2} | {hybrid[success]:ci2} "
-            "| {adahi[transmission_rate]:.2f}", pairs,
+            "| {adahi[sent]:.2f}", pairs,
         ),
         Table(
             "shown", f"In real time at 20 Hz with {_SHARE:g} of a core: success in 20 episodes, and the "
@@ -81,7 +81,7 @@ def report(results: Mapping[str, Any]) -> Report:
         Table(
             "policies", "Every pair and method: 200 episodes, and 50 with blank cameras.",
             "pair | cameras | method | success | sent | true skip | distance | ms an action",
-            "{pair} | {cameras} | {name} | {success:ci2} | {transmission_rate:.2f} | {true_skip_ratio:.2f} "
+            "{pair} | {cameras} | {name} | {success:ci2} | {sent:.2f} | {true_skip_ratio:.2f} "
             "| {distance:.2f} | {ms:.1f}",
             [{"pair": name, "cameras": cameras, **_kept(row)} for name, run in results["policies"].items()
              for cameras in ("seen", "blank") for row in named(run[cameras]["methods"])],
@@ -92,7 +92,7 @@ def report(results: Mapping[str, Any]) -> Report:
                for task, rate in pair[method]["tasks"].items()]),
         Table("gates", "Every gate of a pair at a rate of 0.4, 200 episodes, on another machine.",
               "pair | method | success | sent | true skip | ms an action",
-              "{pair} | {name} | {success:ci2} | {transmission_rate:.2f} | {true_skip_ratio:.2f} | {ms:.1f}",
+              "{pair} | {name} | {success:ci2} | {sent:.2f} | {true_skip_ratio:.2f} | {ms:.1f}",
               [{"pair": name, **_kept(row)} for name, run in results["gates"].items()
                for row in named(run["methods"])]),
         Table("seeds", "The pair of codes trained with three seeds; intervals over seeds and episodes.",
@@ -145,7 +145,7 @@ def report(results: Mapping[str, Any]) -> Report:
 
 def _cell(target: str, cell: Mapping[str, Any]) -> dict[str, Any]:
     """A cell in real time, with its rates."""
-    kept = {key: cell[key] for key in ("method", "link", "share", "episodes", "inferences", "transmission_rate")}
+    kept = {key: cell[key] for key in ("method", "link", "share", "episodes", "inferences", "sent")}
     spent = {f"inference_{key}": value for key, value in cell["inference_ms"].items()}
     return {
         "target": target, **kept, "success": vars(wilson(cell["successes"], cell["episodes"])), "won": cell.get("won"),

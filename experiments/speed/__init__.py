@@ -218,7 +218,7 @@ def over_link(results: Results) -> Iterator[dict[str, Any]]:
     """Every way over a link, with a fast draft and with a slow one."""
     both = {"fast": results["latency"]["ways"], "slow": results["latency-slow-draft"]["ways"]}
     for way, found in both["fast"].items():
-        row = {"way": way, "method": found["method"], "sent": found["transmission_rate"]}
+        row = {"way": way, "method": found["method"], "sent": found["sent"]}
         for draft, ways in both.items():
             if way in ways:
                 mean, base = ways[way]["mean_ms"], ways["hybrid json"]["mean_ms"]["mean"]

@@ -323,7 +323,7 @@ def cell_row(cell: Metrics) -> dict[str, Any]:
     row |= {key: _short(cell[key]) for key in ("chunks", "chunk_s", "task_s", "jerk", "path")}
     for key in ("inference", "stall", "age"):
         row[f"{key}_ms"] = None if cell[f"{key}_s"] is None else _short(1e3 * cell[f"{key}_s"])
-    return {**row, "sent": _short(cell["transmission_rate"])}
+    return {**row, "sent": _short(cell["sent"])}
 
 
 def setting_name(lever: str, strength: float) -> str:

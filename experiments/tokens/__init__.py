@@ -328,7 +328,7 @@ def report(results: Results) -> Report:
               "policy | method | success | time", "{policy} | {name} | {success:ci2} | {time:ci3}",
               [{"policy": name, **row} for name, found in others.items() for row in named(found)]),
         Table("gated", "Gates asked for a rate of 0.4 before Spec-VLA's decoding, in 200 paired episodes of metaworld.",
-              "method | success | sent | passes", "`{name}` | {success:ci2} | {transmission_rate:.2f} | {passes:.2f}",
+              "method | success | sent | passes", "`{name}` | {success:ci2} | {sent:.2f} | {passes:.2f}",
               methods_of(gated)),
         *(contrast_table(rows, name, families[name]) for name, rows in tested.items()),
     ]  # fmt: skip
@@ -368,7 +368,7 @@ def _closed_loop(summaries: Any) -> Iterator[dict[str, Any]]:
         tokens = found["methods"]["ar"]["passes"]
         for row in methods_of(found):
             length = tokens / row["passes"] if row["passes"] else None
-            yield {"policy": policy, **row, "unverified": 1.0 - row["transmission_rate"], "length": length}
+            yield {"policy": policy, **row, "unverified": 1.0 - row["sent"], "length": length}
 
 
 def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:
@@ -386,7 +386,7 @@ def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:
 
 def relative_time(time: Mapping[str, float], found: Mapping[str, Any]) -> dict[str, float]:
     """The time of a method whose unverified inferences are proposals alone."""
-    sent = found.get("transmission_rate", 1.0)
+    sent = found.get("sent", 1.0)
     names = ("relative", "relative_low", "relative_high")
     return {name: sent * time[name] + (1.0 - sent) * time["proposal"] for name in names}
 

@@ -19,7 +19,7 @@ from specact.lab.data.readers import read
 
 INTERVAL = {"mean", "low", "high"}
 METHOD = {
-    "success", "score", "control_steps", "inferences", "transmission_rate", "true_skip_ratio", "acceptance",
+    "success", "score", "control_steps", "inferences", "sent", "true_skip_ratio", "acceptance",
     "primary_rejection", "gated_loss", "action_change_loss", "gate_efficiency", "choice_efficiency", "draft_entropy",
     "target_entropy", "latency", "missed", "cost",
 }  # fmt: skip
@@ -93,7 +93,7 @@ def test_eval_writes_the_documented_summary(typed: Typed, tiny_bundle: Path, tmp
     for m in summary["methods"].values():
         assert set(m) == METHOD and set(m["success"]) == {"n", "k", "rate", "low", "high"}
         assert set(m["score"]) == INTERVAL and set(m["acceptance"]) == {"codebooks", "all"}
-    assert summary["methods"]["hybrid"]["transmission_rate"] == 1.0
+    assert summary["methods"]["hybrid"]["sent"] == 1.0
     manifest = strictly((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["command"].startswith("specact eval ")
     assert manifest["evaluation"]["fingerprint"] == load_pair(tiny_bundle).fingerprint
@@ -112,7 +112,7 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(typed: Typed, tmp_path: P
 
 def test_a_demo_ends_with_what_its_tests_support() -> None:
     names = ("adahi", "hybrid", "random", "draft")
-    methods = {name: {"success": {"rate": 0.9}, "transmission_rate": 0.58} for name in names}
+    methods = {name: {"success": {"rate": 0.9}, "sent": 0.58} for name in names}
     for episodes, high, end in ((60, 0.1, "you need no server."), (60, 0.9, "a server helps."), (4, 0.1, "is needed.")):
         test = {"difference": high, "p_holm": 0.01 if high > 0.5 else 1.0, "high": high}
         tests = [{"second": name, "success": test} for name in names[1:]]

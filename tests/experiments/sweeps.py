@@ -58,7 +58,7 @@ def episodes(
         "idle": idle, "static": pace == 0.0 if static is None else static, "hardware": hardware, "kappa": kappa,
         "link": link, "execution": "naive" if overlap else "synchronous", "overlap": overlap, "execute": EXECUTE,
         "limit_s": LIMIT_S, "inference_s": each_s, "age_s": age,
-        "transmission_rate": np.nan,
+        "sent": np.nan,
     }  # fmt: skip
     return {
         **{name: np.full(count, value) for name, value in columns.items()},

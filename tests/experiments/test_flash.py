@@ -26,7 +26,7 @@ COSTS = {
 
 
 def metrics(full: float, failed: float, sent: float = 1.0, actions: float = 4.0) -> dict[str, float]:
-    return {"full": full, "failed": failed, "transmission_rate": sent, "actions_per_round": actions}
+    return {"full": full, "failed": failed, "sent": sent, "actions_per_round": actions}
 
 
 @pytest.mark.parametrize(

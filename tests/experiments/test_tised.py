@@ -62,7 +62,7 @@ def test_a_cell_by_hand() -> None:
     assert (cell.chunks, cell.task_s, cell.chunk_s) == (5.0, 5.0, 1.0)  # over the two successes
     assert cell.restricted_s.mean == 7.5  # the failure that ended early counts with the limit too
     assert cell.stall_s == pytest.approx(4.0 / 28.0)
-    assert np.isnan(cell.transmission_rate)
+    assert np.isnan(cell.sent)
     (none,) = sort_curves(table | {"success": np.zeros(4, dtype=bool)}, BASELINES)[0].cells
     assert none.successes == 0 and np.isnan(none.task_s) and none.restricted_s.mean == 10.0
 

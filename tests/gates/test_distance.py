@@ -164,10 +164,10 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
         if env == "ball":  # over real sockets, too
             real = replace(what, methods=("learned",), episodes=1, realtime=True, link="loopback")
             served = evaluate(real, tmp_path / "real", quiet, pool)["methods"]["learned"]
-            assert served["missed"] == 0.0 < served["transmission_rate"] < 1.0
+            assert served["missed"] == 0.0 < served["sent"] < 1.0
     assert metrics["spearman"] > 0.1  # a head of 200 steps; a trained one has 0.9 above
-    assert rows["draft"]["transmission_rate"] == 0.0 < rows["learned"]["transmission_rate"] < 1.0
-    assert rows["learned"]["transmission_rate"] == pytest.approx(rows["random_learned"]["transmission_rate"], abs=0.2)
+    assert rows["draft"]["sent"] == 0.0 < rows["learned"]["sent"] < 1.0
+    assert rows["learned"]["sent"] == pytest.approx(rows["random_learned"]["sent"], abs=0.2)
     assert rows["learned"]["cost"]["head_parameters"] > 0 < rows["learned"]["cost"]["head_ms"]
     # Its calibration belongs to this decoding.
     shutil.copytree(tmp_path / "run" / "calibration", folder / "calibration")

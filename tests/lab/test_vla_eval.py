@@ -67,7 +67,7 @@ def of_ours(bundle: str, env: str, method: str, episodes: int, out: Path) -> lis
     sent = [float(steps["transmitted"][steps["episode"] == number].mean()) for number in range(episodes)]
     columns = (table[name].tolist() for name in ("steps", "success", "score"))
     return [
-        {"steps": taken, "metrics": {"success": success, "score": score, "transmission_rate": rate}}
+        {"steps": taken, "metrics": {"success": success, "score": score, "sent": rate}}
         for taken, success, score, rate in zip(*columns, sent, strict=True)
     ]
 
@@ -182,7 +182,7 @@ def test_live_a_robot_without_an_action_holds_and_is_counted(monkeypatch: pytest
 
     monkeypatch.setattr(TaskBenchmark, "step", speaking)
     (episode,) = in_turn(of_harness(server, benchmark("ball", 1, mode="live", hz=200.0, max_steps=20)))
-    assert episode["steps"] == 20 and "transmission_rate" not in episode["metrics"]
+    assert episode["steps"] == 20 and "sent" not in episode["metrics"]
     assert episode["rt_metrics"]["stale_count"] == 20
 
 

@@ -103,7 +103,7 @@ class GateOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate(GateOptions):
-    """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
+    """Find a gate's threshold for a rate, on states of the gated policy, checked on held-out episodes.
 
     A learned gate is trained first if the pair has none; its head is written into the pair's folder. Without a
     simulator: specact offline calibrate. More options: --help-all.
@@ -162,7 +162,7 @@ class Demonstrations(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineCalibrate(GateOptions):
-    """Find a gate's threshold for a transmission rate along demonstrations that were kept back in training.
+    """Find a gate's threshold for a rate along demonstrations that were kept back in training.
 
     A learned gate is trained first if the pair has none, along those that were trained on. More options: --help-all.
     """
@@ -217,10 +217,10 @@ class OfflineEval(Comparison):
         rows = [{"method": name, **found} for name, found in summary["methods"].items()]
         shown = {
             "method": "method", "error.mean": "error", "error.low": "low", "error.high": "high",
-            "transmission_rate": "sent", "action_change_loss": "change",
+            "sent": "sent", "action_change_loss": "change",
         }  # fmt: skip
         caption = (
-            "error: mean squared error to the demonstrated actions, normalised · sent: transmission rate · change: "
+            "error: mean squared error to the demonstrated actions, normalised · sent: share that asked · change: "
             "mean change of the action that verification of a skipped step would have made"
         )
         title = f"{summary['bundle']}: {summary['episodes']} demonstrations"

@@ -22,7 +22,7 @@ from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 # Metrics of a method that are printed, on 80 characters, where there are some.
 _SHOWN = {
     "method": "method", "success.rate": "success", "success.low": "low", "success.high": "high", "score.mean": "score",
-    "transmission_rate": "sent", "true_skip_ratio": "true skip", "gated_loss": "loss", "action_change_loss": "change",
+    "sent": "sent", "true_skip_ratio": "true skip", "gated_loss": "loss", "action_change_loss": "change",
     "passes": "passes", "accepted_per_pass": "accepted", "full": "full", "latency.per_action_ms": "ms/action",
 }  # fmt: skip
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
@@ -30,7 +30,7 @@ METHODS = ("draft", "target", "hybrid", "random", "adahi")
 FLOW, TOKENS = ("full", "full_2", "flash", "unchecked"), ("ar", "strict_last", "specvla", "kerv")
 
 # Those of a demo of action codes.
-_DEMO = ("method", "success.rate", "success.low", "success.high", "transmission_rate", "latency.per_action_ms")
+_DEMO = ("method", "success.rate", "success.low", "success.high", "sent", "latency.per_action_ms")
 # What needs no server, in words; and how much less success still counts as as much.
 _ALONE = {
     "target_on_device": "the target on the device", "head_draft": "the head as draft", "draft": "the draft",
@@ -237,7 +237,7 @@ def conclusion(summary: dict[str, Any]) -> str:
             near.append(second)
     own = methods["adahi"]
     told = (
-        f"In these {episodes} episodes ADAHI asks the server at {own['transmission_rate']:.0%} of the inferences. In "
+        f"In these {episodes} episodes ADAHI asks the server at {own['sent']:.0%} of the inferences. In "
         f"success it {words['hybrid']} asking always, and {words['random']} asking as often at random. "
     )
     if near:

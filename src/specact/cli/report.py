@@ -53,7 +53,7 @@ class Report(Options):
 class Advise(Options):
     """Recommend what to run on a device with a budget for inference, from your own evaluations of a pair.
 
-    Inferences are timed on this machine. Success and transmission rates are those of the run folders.
+    Inferences are timed on this machine. Success and the share sent are those of the run folders.
     Missing measurements are listed, with the commands that make them.
     """
 

@@ -120,7 +120,7 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         return {"max_steps": self._world.task.max_steps}
 
     def get_metric_keys(self) -> dict[str, str]:
-        return dict.fromkeys(("success", "score", "transmission_rate"), "mean")
+        return dict.fromkeys(("success", "score", "sent"), "mean")
 
     def reset(self, task: dict[str, Any]) -> Any:
         self._inferred = self._transmitted = 0
@@ -143,7 +143,7 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         return to_harness(raw_obs)
 
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:
-        rate = {"transmission_rate": self._transmitted / self._inferred} if self._inferred else {}
+        rate = {"sent": self._transmitted / self._inferred} if self._inferred else {}
         return self._world.outcome | rate
 
     def get_hold_action(self, last_action: dict[str, Any] | None) -> dict[str, Any]:

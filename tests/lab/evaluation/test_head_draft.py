@@ -100,7 +100,7 @@ def test_the_head_is_part_of_what_a_method_costs(ball: Pair[Any], made: tuple[Pa
 
 def test_chance_has_the_rate_and_the_first_step_of_the_learned_gate(made: tuple[Path, dict[str, Any]]) -> None:
     folder, summary = made
-    achieved = summary["methods"]["learned"]["transmission_rate"]
+    achieved = summary["methods"]["learned"]["sent"]
     for name in ("random_learned", "head_random"):
         gate = read_gates(folder)[name]
         assert gate.max_skips is None

@@ -56,9 +56,9 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
     assert (summary["calibrated_on"], summary["episodes"]) == (3, 6)
     rows = summary["methods"]
     assert list(rows) == list(methods)
-    assert rows["draft"]["transmission_rate"] == 0.0 and rows["target"]["transmission_rate"] == 1.0
+    assert rows["draft"]["sent"] == 0.0 and rows["target"]["sent"] == 1.0
     # Chance runs at the rate that its rival achieved, up to how often a coin falls on one side.
-    assert abs(rows["random"]["transmission_rate"] - rows["adahi"]["transmission_rate"]) < 0.25
+    assert abs(rows["random"]["sent"] - rows["adahi"]["sent"]) < 0.25
     # The draft's error, by the definition: its actions along those six, whatever was calibrated.
     judged = shown.select(np.array([1, 2, 4, 5, 7, 8]))
     alone = OpenLoop(ball.source, judged, load_method("draft"), NEVER, 0).run()
@@ -96,12 +96,12 @@ def test_methods_that_decode_otherwise_have_their_own_gates(
     summary = evaluate_offline(pair, methods, walks, 0.5, tmp_path / "run", Pool(1), quiet)
     rows, gates = summary["methods"], summary["gates"]
     if "ar" in methods:
-        assert rows["ar"]["transmission_rate"] == 1.0
-        assert rows["heisd_fixed_no_switch"]["transmission_rate"] == pytest.approx(1.0 / 3.0)
-        assert 0.0 < rows["similar"]["transmission_rate"] < 1.0
+        assert rows["ar"]["sent"] == 1.0
+        assert rows["heisd_fixed_no_switch"]["sent"] == pytest.approx(1.0 / 3.0)
+        assert 0.0 < rows["similar"]["sent"] < 1.0
         assert gates["heisd_fixed_no_switch"]["threshold"] == 0.0  # never calibrated
     else:
-        assert 0.0 < rows["flash"]["full"] < 1.0 and rows["flash"]["transmission_rate"] == 1.0
+        assert 0.0 < rows["flash"]["full"] < 1.0 and rows["flash"]["sent"] == 1.0
         # The first round of an episode is forced.
         assert gates["unchecked"]["threshold"] == pytest.approx(rows["flash"]["full"], abs=0.15)
 

@@ -90,7 +90,7 @@ def test_figures_hold_the_numbers_of_the_runs(written: dict[str, Any], runs: Pat
     low = json.loads((runs / "rate-0.3/summary.json").read_text())["methods"]["adahi"]
     over = [row for row in rows(files / "ball-success-over-rate.csv") if row["method"] == "adahi"]
     assert [float(row["wanted_rate"]) for row in over] == [0.3, 0.6]
-    assert float(over[0]["transmission_rate"]) == low["transmission_rate"]
+    assert float(over[0]["sent"]) == low["sent"]
     assert float(over[0]["value"]) == low["success"]["rate"]
     bins = [row for row in rows(files / "ball-rejection.csv") if row["row"] == "bin"]
     every, primary = ([row for row in bins if row["code"] == code] for code in ("any code, R", "primary code, r"))
@@ -140,7 +140,7 @@ def test_a_damaged_table_costs_its_figures_only(table: Path, tmp_path: Path) -> 
 
 def test_a_run_of_another_family_is_reported(table: Path, tmp_path: Path) -> None:
     methods = json.loads((table / "summary.json").read_text())["methods"]
-    names = ("success", "score", "inferences", "transmission_rate", "latency", "action_change_loss")
+    names = ("success", "score", "inferences", "sent", "latency", "action_change_loss")
     others = {name: {part: methods["draft"][part] for part in names} | {"distance": 0.5, "full": 0.25}
               for name in ("full", "flash")}  # fmt: skip
     edit(table / "summary.json", methods=others, contrasts=[], link="none")

@@ -23,7 +23,7 @@ AT = {"0.95": SHARE | {"rate": 0.312}}
 def metrics(**more: Any) -> dict[str, Any]:
     latency = dict.fromkeys(("per_action_ms", "actions_per_s", "inference_p50_ms", "inference_p99_ms"), 1.0)
     return {
-        "success": SHARE, "score": {"mean": 0.5, "low": 0.2, "high": 0.8}, "transmission_rate": 0.6, "inferences": 10,
+        "success": SHARE, "score": {"mean": 0.5, "low": 0.2, "high": 0.8}, "sent": 0.6, "inferences": 10,
         "action_change_loss": 0.2, "latency": latency, **more,
     }  # fmt: skip
 

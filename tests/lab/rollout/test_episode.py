@@ -118,7 +118,7 @@ def test_inpainting_alone_is_told_what_the_old_chunk_says_of_the_same_moments() 
 def test_a_constant_latency_may_be_a_number_of_at_least_zero() -> None:
     world = MovingWorld(replace(TAPE, max_steps=30))
     episode = run_episode(world, Prophet(), Execution("naive", 4, 2), 0.15, start=0, seed=0, episode=3)
-    undefined = [episode.jerk, episode.path, episode.transmission_rate]
+    undefined = [episode.jerk, episode.path, episode.sent]
     assert astuple(episode)[:9] == astuple(run("naive", 4, 2, 0.15, 3.0)[0])[:9]
     assert (episode.episode, episode.success, episode.score) == (3, False, 0.0)
     assert np.isnan(undefined).all()

@@ -81,7 +81,7 @@ def test_without_latency_it_acts_as_in_the_rollout_and_with_latency_not(ball: Pa
     assert result.task_s == pytest.approx(robot.steps / TASK.rate_hz)
     assert result.chunks == -(-robot.steps // ball.parts.spec.execute)
     assert result.stall_s == pytest.approx(0.0, abs=1e-6)
-    assert result.transmission_rate == policy.counts["transmitted"] / policy.counts["steps"]
+    assert result.sent == policy.counts["transmitted"] / policy.counts["steps"]
     _, _, late = moved(ball, method, 1, draft_s=0.03)
     assert not all(map(np.array_equal, late, wanted))
 
@@ -100,8 +100,8 @@ def test_it_waits_for_draft_link_and_target(ball: Pair[Any], method: str, each_s
 
 def test_adahi_waits_as_often_as_it_asks(ball: Pair[Any]) -> None:
     result, _, _ = moved(ball, "adahi", link=FAR, draft_s=0.004, target_s=0.02)
-    assert 0.0 < result.transmission_rate < 1.0  # of some 24 inferences, calibrated for 0.6
-    assert result.inference_s == pytest.approx(0.004 + result.transmission_rate * 0.12, abs=1e-6)
+    assert 0.0 < result.sent < 1.0  # of some 24 inferences, calibrated for 0.6
+    assert result.inference_s == pytest.approx(0.004 + result.sent * 0.12, abs=1e-6)
 
 
 def of_target(pair: Pair[Any]) -> CodeChunks:
@@ -156,7 +156,7 @@ def test_a_verdict_that_comes_after_its_chunk_is_no_verdict(ball: Pair[Any]) -> 
     assert all(map(np.array_equal, commands, wanted)) and len(commands) == len(wanted)
     assert counts["in_time"] == counts["replaced"] == counts["verified"] == 0
     assert counts["wanted"] == result.chunks and counts["transmitted"] == (result.chunks + 1) // 2
-    assert result.transmission_rate == pytest.approx(counts["transmitted"] / counts["wanted"])
+    assert result.sent == pytest.approx(counts["transmitted"] / counts["wanted"])
 
 
 @pytest.mark.parametrize(("delay_s", "left"), [(0.07, 3), (0.2, 1)])

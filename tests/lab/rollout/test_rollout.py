@@ -178,14 +178,14 @@ def test_logged_quantities_are_those_of_the_distributions(
 def test_gated_loss_is_what_is_skipped_times_what_of_it_was_wrong(made: Made) -> None:
     for name, m in made.summary["methods"].items():
         if m["true_skip_ratio"] is None:
-            assert m["transmission_rate"] == (0.0 if name == "target_on_device" else 1.0)
+            assert m["sent"] == (0.0 if name == "target_on_device" else 1.0)
             assert m["gated_loss"] == 0.0
             continue
-        wanted = (1 - m["transmission_rate"]) * (1 - m["true_skip_ratio"])
+        wanted = (1 - m["sent"]) * (1 - m["true_skip_ratio"])
         assert m["gated_loss"] == pytest.approx(wanted), name
         steps = made.steps(name)
         assert m["gated_loss"] == pytest.approx(np.where(steps["transmitted"], 0.0, steps["rejection"]).mean())
-        assert m["transmission_rate"] == np.mean(steps["transmitted"])
+        assert m["sent"] == np.mean(steps["transmitted"])
 
 
 def test_latencies_add_up(made: Made) -> None:
@@ -219,7 +219,7 @@ def test_the_target_on_the_device_is_the_target_without_a_link_and_slower_there(
     here, there = made.summary["methods"]["target_on_device"], made.summary["methods"]["target"]
     for name in ("success", "score", "control_steps"):
         assert here[name] == there[name]
-    assert (here["transmission_rate"], there["transmission_rate"]) == (0.0, 1.0)
+    assert (here["sent"], there["sent"]) == (0.0, 1.0)
     assert here["latency"]["per_action_ms"] == pytest.approx(TARGET_MS)
     methods = ("adahi", "target_on_device", "target")
     what = evaluation(tiny_bundle, methods=methods, episodes=1, kappa=3.0)
@@ -260,7 +260,7 @@ def test_random_has_the_privileges_of_adahi_and_its_rate(
     assert np.array_equal(first, steps["step"] == 0)
     assert forced.any() == (max_skips is not None)
     assert np.array_equal(steps["transmitted"], first | forced | (steps["score"] > 1.0 - gate.threshold))
-    achieved = summary["methods"]["adahi"]["transmission_rate"]
+    achieved = summary["methods"]["adahi"]["sent"]
     assert gate.threshold < achieved
     n = len(steps["transmitted"])
     assert abs(steps["transmitted"].mean() - achieved) < 5 * math.sqrt(achieved * (1 - achieved) / n)
@@ -271,7 +271,7 @@ def test_random_alone_runs_at_the_rate_asked_for(made: Made, tiny_bundle: Path, 
     steps = read_table(tmp_path / "steps" / "plain_random")
     assert np.array_equal(steps["transmitted"], steps["score"] > 0.75)
     # Beside ADAHI, at the rate that it achieved.
-    steps, achieved = made.steps("plain_random"), made.summary["methods"]["adahi"]["transmission_rate"]
+    steps, achieved = made.steps("plain_random"), made.summary["methods"]["adahi"]["sent"]
     assert np.array_equal(steps["transmitted"], steps["score"] > 1.0 - achieved)
 
 
@@ -344,7 +344,7 @@ def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
 ) -> None:
     """At a rate of .5 random loses .25 and the oracle, which skips the first step, 0 or .2475."""
     methods = {
-        name: {"transmission_rate": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))
+        name: {"sent": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))
     }
     oracle = {"rejection": np.array(oracles_rejection), "reason": np.full(2, REASONS.index("score"))}
     add_gate_efficiency(map(load_method, methods), methods, oracle)

@@ -96,9 +96,9 @@ def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:
         for setting in settings
     )  # fmt: skip
     # Of a round on the server the device waits for draft, link and target, of one on the device for the draft.
-    assert hybrid["inference_s"] == pytest.approx(0.054, abs=0.001) and hybrid["transmission_rate"] == 1.0
-    assert draft["inference_s"] == pytest.approx(0.004) and draft["transmission_rate"] == 0.0
-    assert late["inference_s"] == pytest.approx(0.004) and late["transmission_rate"] > 0.5
+    assert hybrid["inference_s"] == pytest.approx(0.054, abs=0.001) and hybrid["sent"] == 1.0
+    assert draft["inference_s"] == pytest.approx(0.004) and draft["sent"] == 0.0
+    assert late["inference_s"] == pytest.approx(0.004) and late["sent"] > 0.5
     assert [len(parts) for parts in measure_settings(settings).values()] == [2, 2, 2]
 
 

@@ -340,7 +340,7 @@ def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
             places = [(TARGET, False), (ON_DEVICE, True)] if evaluated in (TARGET, ON_DEVICE) else places
             for method, on_device in places:
                 asked = 0.0 if on_device else {"never": 0.0, "always": 1.0}.get(METHODS[method].gate)
-                rate = run.methods[evaluated]["transmission_rate"] if asked is None else asked
+                rate = run.methods[evaluated]["sent"] if asked is None else asked
                 key = run.summary["rate"] if asked is None else asked, method, on_device
                 known = won.setdefault(key, {})
                 if differing := [name for name, success in successes.items() if known.get(name, success) != success]:

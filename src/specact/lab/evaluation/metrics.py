@@ -66,7 +66,7 @@ def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
     sent, change = steps["transmitted"], steps["action_change"]
     return {
         "inferences": len(sent),
-        "transmission_rate": float(sent.mean()) if sends else 0.0,
+        "sent": float(sent.mean()) if sends else 0.0,
         "missed": float(steps["missed"].mean()),
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
         **{name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps},
@@ -142,12 +142,12 @@ def add_gate_efficiency(ran: Iterable[Method], methods: dict[str, dict[str, Any]
     """
     for method in ran:
         metrics, random = methods[method.name], _random_baseline(method, methods)
-        rate = metrics["transmission_rate"]
+        rate = metrics["sent"]
         metrics["gate_efficiency"] = None
         told = method.proposes != "head" and 0.0 < rate < 1.0
-        if not told or oracle is None or random is None or random["transmission_rate"] == 1.0:
+        if not told or oracle is None or random is None or random["sent"] == 1.0:
             continue
-        chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
+        chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["sent"])
         # The oracle has the forced steps as well.
         free = np.sort(oracle["rejection"][free_steps(oracle)])
         skipped = min(round(len(oracle["rejection"]) * (1.0 - rate)), len(free))

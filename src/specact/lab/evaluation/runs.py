@@ -27,7 +27,7 @@ def _shape(**fields: Any) -> Any:
 
 _SETTINGS = _shape(bundle=str, env=str, fingerprint=str, episodes=int, seed=int, rate=float)
 _MANIFEST = _shape(command=str, evaluation=_SETTINGS, timing=dict, machine=dict)
-_METRICS = _shape(success=dict, score=dict, inferences=int, transmission_rate=float, latency=dict)
+_METRICS = _shape(success=dict, score=dict, inferences=int, sent=float, latency=dict)
 _SUMMARY = _shape(
     bundle=str, episodes=int, rate=float, link=str, realtime=bool, score=str, gates=dict, calibration=dict,
     contrasts=list[dict[str, Any]], methods=dict[str, _METRICS],  # type: ignore[valid-type]
@@ -143,7 +143,9 @@ def _read(folder: Path) -> Run | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path.read_bytes(), dict[str, Any], path.name, DataError)
+        # Until 0.2 the share that was sent was called transmission_rate.
+        content = path.read_bytes().replace(b'"transmission_rate":', b'"sent":')
+        return read_json(content, dict[str, Any], path.name, DataError)
     except FileNotFoundError:
         raise DataError(f"there is no {path.name}, the run is not finished") from None
     except OSError as error:

@@ -182,11 +182,11 @@ def draw_sweep(study: Study) -> Iterator[Drawing]:
             axes.axhline(points[0]["value"], color=colour, linewidth=1.2, linestyle="--", label=method)
             axes.axhspan(points[0]["low"], points[0]["high"], color=colour, alpha=0.08, linewidth=0)
         else:
-            x, y, low, high = ([row[key] for row in points] for key in ("transmission_rate", "value", "low", "high"))
+            x, y, low, high = ([row[key] for row in points] for key in ("sent", "value", "low", "high"))
             axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.4, label=method)
             axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
         rows += points
-    axes.set(xlabel="transmission rate that was achieved", ylabel="success", xlim=(-0.02, 1.02))
+    axes.set(xlabel="share of inferences that was sent", ylabel="success", xlim=(-0.02, 1.02))
     legend_below(figure)
     caption = (
         f"Gates calibrated for rates of {', '.join(f'{rate:g}' for rate in sorted(rates))}; "
@@ -203,11 +203,11 @@ def _points(study: Study, method: str) -> list[dict[str, Any]]:
         if (metrics := run.methods.get(method)) is not None:
             success, rate = metrics["success"], run.summary["rate"]
             rows[rate] = {
-                "method": method, "wanted_rate": rate, "transmission_rate": metrics["transmission_rate"],
+                "method": method, "wanted_rate": rate, "sent": metrics["sent"],
                 "value": success["rate"], "low": success["low"], "high": success["high"],
                 "episodes": run.summary["episodes"],
             }  # fmt: skip
-    return sorted(rows.values(), key=lambda row: float(row["transmission_rate"]))
+    return sorted(rows.values(), key=lambda row: float(row["sent"]))
 
 
 def rejections_of(run: Run) -> dict[str, RejectionModel]:

@@ -125,7 +125,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Metrics], Cell]], ...] = (
         "networks", "parameters, and milliseconds of one inference at batch 1, of every network that the method "
         "evaluates; the gate's are those of one decision", _networks,
     ),
-    ("sent", "share of inferences that asked the target (transmission rate, TR)", _number("transmission_rate")),
+    ("sent", "share of inferences that asked the target (transmission rate, TR)", _number("sent")),
     (
         "true skip", "true skip ratio (TSR): share of skipped steps whose codes the target would have kept",
         _number("true_skip_ratio"),

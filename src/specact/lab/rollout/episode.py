@@ -53,7 +53,7 @@ class Episode:
         stall_s: total time without an action to execute [s], with the first inference, which no overlap can hide.
         age_s: mean age of the observation when the first action of its chunk ran [s]; overlap makes it older.
         jerk, path: of the end effector, see :func:`jerk` and :func:`path_length`; NaN where the task defines none.
-        transmission_rate: share of inferences sent to the target; NaN without a gate.
+        sent: share of inferences sent to the target; NaN without a gate.
     """
 
     episode: int
@@ -67,7 +67,7 @@ class Episode:
     age_s: float
     jerk: float
     path: float
-    transmission_rate: float = _NAN
+    sent: float = _NAN
 
 
 class TimedRobot(Clock):

@@ -89,7 +89,7 @@ def composed(name: str, composition: Composition, *rivals: Rival) -> Method:
 
 def random_control(method: Method, name: str = "", *rivals: Rival) -> Method:
     """The same draft and verifier, verified at random: at the rate that the method achieved, with its forced steps."""
-    about = f"verified at random, at the rate of {method.name} and with its forced steps"
+    about = f"asks at random, at the rate of {method.name} and with its forced steps"
     return replace(
         method, name=name or f"random_{method.name}", gate="random", about=about, rate_of=method.name,
         limits_of=method.gate, rivals=rivals,
@@ -98,15 +98,15 @@ def random_control(method: Method, name: str = "", *rivals: Rival) -> Method:
 
 # Random baselines without a limit on skips; the deviation alone may have one.
 CHANCE = ("random_learned", "random")
-HYBRID = Method("hybrid", "always", "every step verified", rivals=("target",))
+HYBRID = Method("hybrid", "always", "asks at every inference", rivals=("target",))
 _ADAHI = Method(
     "adahi",
     "adahi",
-    "verified where the action deviates",
+    "asks where the action deviates",
     rivals=("random", "hybrid", "gated_target", "head_draft"),
 )
 _LEARNED = Method(
-    "learned", "learned", "verified where a learned head expects rejection",
+    "learned", "learned", "asks where a learned head expects rejection",
     rivals=(CHANCE, "head_draft", "head_random", "adahi", "hybrid"),
 )  # fmt: skip
 # Of token policies and flow policies the main form of each system, what it is built from, and its trivial controls; the
@@ -133,23 +133,23 @@ METHODS = {
         ),
         HYBRID,
         random_control(_ADAHI, "random", "plain_random"),
-        Method("plain_random", "random", "verified at random, at ADAHI's rate without forced steps", rate_of="adahi"),
+        Method("plain_random", "random", "asks at random, at ADAHI's rate without forced steps", rate_of="adahi"),
         random_control(_LEARNED),
         replace(
             random_control(_LEARNED, "head_random", CHANCE), proposes="head",
-            about="the head as the draft, verified at random, at the learned gate's rate",
+            about="the head as the draft, asks at random, at the learned gate's rate",
         ),
         _ADAHI,
         Method("gated_target", "adahi", "ADAHI's gate, the target's own codes", "target"),
-        Method("uncertainty", "uncertainty", "verified where the draft is unsure (U-HLM)", rivals=(CHANCE, "adahi")),
+        Method("uncertainty", "uncertainty", "asks where the draft is unsure (U-HLM)", rivals=(CHANCE, "adahi")),
         _LEARNED,
         Method(
-            "learned_action", "learned_action", "verified where a learned head expects another action",
+            "learned_action", "learned_action", "asks where a learned head expects another action",
             rivals=(CHANCE, "head_draft", "hybrid"),
         ),
-        Method("oracle", "oracle", "verified where rejection is likeliest; not deployable", rivals=(CHANCE,)),
+        Method("oracle", "oracle", "asks where rejection is likeliest; not deployable", rivals=(CHANCE,)),
         Method(
-            "oracle_action", "oracle_action", "verified where the action changes most; not deployable", rivals=(CHANCE,)
+            "oracle_action", "oracle_action", "asks where the action changes most; not deployable", rivals=(CHANCE,)
         ),
         *(composed(name, COMPOSITIONS[name], *rivals) for name, rivals in _SYSTEMS.items()),
     )
@@ -175,5 +175,5 @@ def load_method(name: str | Method) -> Method:
         raise unknown_name("method", name, {*METHODS, *COMPOSITIONS}, plugins=True)
     kind = load_gate(name)
     about = (inspect.getdoc(kind) or kind.__name__).splitlines()[0]
-    about = f"verified where a gate asks for it: {about}"
+    about = f"asks where a gate says so: {about}"
     return Method(name, name, about, rivals=((f"random_{name}", *CHANCE), "hybrid"))

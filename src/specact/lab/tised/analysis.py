@@ -73,7 +73,7 @@ class Cell:
     age_s: float  # mean age of the observation when the first action of its chunk ran [s]
     jerk: float  # as path a mean over episodes (32), in the task's units
     path: float
-    transmission_rate: float  # mean over episodes, NaN without a gate
+    sent: float  # mean over episodes, NaN without a gate
 
     @classmethod
     def of(cls, place: Place, table: Table) -> Cell:
@@ -81,7 +81,7 @@ class Cell:
         won = table["success"].astype(bool)
         n, k = len(won), int(won.sum())
         chunks, task_s = _mean(table["chunks"][won]), _mean(table["task_s"][won])
-        means = ("score", "inference_s", "age_s", "jerk", "path", "transmission_rate")
+        means = ("score", "inference_s", "age_s", "jerk", "path", "sent")
         return cls(
             place, float(table["strength"][0]), str(table["execution"][0]), int(table["overlap"][0]),
             int(table["execute"][0]), n, k, wilson(k, n), chunks=chunks, task_s=task_s, chunk_s=task_s / chunks,
@@ -170,7 +170,9 @@ def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[
         if not (folder / "manifest.json").is_file():
             raise DataError(f"{folder} holds no sweep; make one with: specact tised sweep --out {folder}")
         manifests.append(sweep_folder(folder).manifest())
-        rows += JsonLines(folder / EPISODES).read()
+        # Until 0.2 the share that was sent was called transmission_rate.
+        rows += [{name.replace("transmission_rate", "sent"): value for name, value in row.items()}
+                 for row in JsonLines(folder / EPISODES).read()]  # fmt: skip
         for lever, baseline in manifests[-1]["baselines"].items():
             if baselines.setdefault(lever, baseline) != baseline:
                 raise DataError(
