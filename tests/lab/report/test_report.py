@@ -70,6 +70,13 @@ def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: dict[st
     assert [row["success.p"] for row in contrasts] == [str(row["success"]["p"]) for row in summary["contrasts"]]
 
 
+def test_runs_of_earlier_versions_are_read_with_their_share_that_was_sent(table: Path) -> None:
+    (run,), _ = find_runs([table])
+    old = (table / "summary.json").read_text().replace('"sent"', '"transmission_rate"')
+    (table / "summary.json").write_text(old)
+    assert find_runs([table])[0][0].methods == run.methods and "transmission_rate" in old
+
+
 def test_every_figure_is_written_in_three_forms_and_the_same_again(
     written: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:

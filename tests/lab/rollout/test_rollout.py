@@ -343,9 +343,7 @@ def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
     oracles_rejection: tuple[float, float], expected: float | None
 ) -> None:
     """At a rate of .5 random loses .25 and the oracle, which skips the first step, 0 or .2475."""
-    methods = {
-        name: {"sent": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))
-    }
+    methods = {name: {"sent": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))}
     oracle = {"rejection": np.array(oracles_rejection), "reason": np.full(2, REASONS.index("score"))}
     add_gate_efficiency(map(load_method, methods), methods, oracle)
     assert methods["learned"]["gate_efficiency"] == (None if expected is None else pytest.approx(expected))

@@ -79,6 +79,11 @@ def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(
     assert seen[0] == 7
     assert sorted((stopped / EPISODES).read_text().splitlines()) == sorted(lines)
 
+    # What an earlier version wrote.
+    old = (whole / EPISODES).read_text().replace('"sent"', '"transmission_rate"')
+    (whole / EPISODES).write_text(old)
+    assert "transmission_rate" in old and read_sweeps([whole])[0].keys() == table.keys()
+
     # More episodes may be asked for; anything else is another sweep.
     run_sweep(small(episodes=3), stopped, quiet, Pool(1))
     assert len(read_sweeps([stopped])[0]["episode"]) == 24
