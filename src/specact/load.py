@@ -37,7 +37,7 @@ from specact.pair import Pair, PairSource
 from specact.systems.flash import Rounds
 from specact.systems.flow import ROUNDS, load_block_pair, load_flow_pair
 from specact.systems.staged import KIND as STAGED
-from specact.systems.staged import SplitExchange, load_staged
+from specact.systems.staged import SplitExchange, load_stages
 from specact.systems.tokens import DECODINGS, load_token_pair
 from specact.types import ActionUnits
 from specact.wire.exchange import Exchange
@@ -197,7 +197,7 @@ def load_exchange(
     if holds == "chunks":
         return load_chunk_target(path, load_policy, target, compute)
     if holds == STAGED:
-        return SplitExchange(load_staged(path, compute=compute))
+        return SplitExchange(load_stages(path, compute=compute))
     if holds == "flow":
         flow = load_flow(path, compute=compute)
         return load_flow_pair(flow, compute=compute).composed(policy=flow.policy(steps or 10)).exchange

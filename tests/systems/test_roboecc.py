@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from specact import Pair, load_pair
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, RemoteError, WireError
 from specact.families.codes.sampling import CodeDistribution
-from specact.families.tokens.policy import load_tokens
+from specact.families.tokens.policy import GREEDY, load_tokens
 from specact.lab.rollout.processes import ServerProcess, serving
-from specact.lab.train.split import split_bundle
+from specact.lab.train.split import split_bundle, split_tokens
 from specact.load import load_exchange
 from specact.observation import Window
 from specact.pair import Answer, LocalTarget, Pending
@@ -47,14 +48,16 @@ from specact.systems.staged import (
     SplitExchange,
     StagedFolder,
     TokenStages,
+    Written,
     kind_at,
     load_staged,
+    load_stages,
     pack,
     reader_of,
     split_contract,
     unpack,
 )
-from specact.types import Miss, OffloadTimes
+from specact.types import Miss, OffloadTimes, Outcome
 from specact.wire.exchange import Request
 
 
@@ -323,9 +326,11 @@ def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolde
 
 
 def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: StagedFolder) -> None:
-    for pair, said in (("pusht-flow", "split that one: specact split"), ("relocate-tokens", "a flow policy")):
-        with pytest.raises((BundleError, ConfigError), match=said):
+    for pair in ("pusht-flow", "relocate-tokens"):
+        with pytest.raises(BundleError, match="split that one: specact split"):
             reader_of(load_pair(pair), folder)
+    with pytest.raises(ConfigError, match="a flow policy"):
+        reader_of(replace(bundle, parts=None), folder)
     with serving(folder.path) as server:
         endpoint, others = Endpoint("ws", "127.0.0.1", server.port), split_contract(folder.spec, "0" * 16)
         with Client(endpoint, others) as client, pytest.raises(RemoteError, match="deploy the same"):
@@ -371,6 +376,48 @@ def test_a_chunk_has_the_same_tokens_wherever_it_is_prefilled_and_its_cache_cros
     # The first token of another observation's cache, with this one's keys and values, is no chunk of either.
     mixed = np.concatenate([cache[:1, : -network.width - 256], cache[1:, -network.width - 256 :]], axis=1)
     assert not any(np.array_equal(stages.finish(mixed, 2)[0][0], tokens) for tokens in wanted[:2])
+
+
+def test_a_token_policy_in_stages_plays_the_chunks_of_the_whole_one(tmp_path: Path) -> None:
+    pair, rng, made = (
+        load_pair("kitchen-tokens"),
+        np.random.default_rng(0),
+        split_tokens("kitchen-tokens", tmp_path / "f"),
+    )
+    fields = pair.observation.fields.items()
+    windows = [
+        Window({name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields})
+        for _ in range(2)
+    ]
+    proposals, address = [pair.drafter().propose(window, rng) for window in windows], StepAddress(0, 0, 0, 0)
+    wanted = [pair.verifier(LocalTarget(pair.target())).submit(each, address).result() for each in proposals]
+    stages = load_stages(tmp_path / "f")
+    assert isinstance(stages, TokenStages) and stages.spec == made.spec
+    contract = split_contract(stages.spec, stages.fingerprint)
+    with (
+        serving(tmp_path / "f") as server,
+        Client(Endpoint("ws", "127.0.0.1", server.port), contract) as client,
+    ):
+        client.connect(3.0)
+        for cut in range(4):
+            placed = placed_target(pair, stages, client, PATIENT_MS, cut=cut, precision="float32")
+            for proposal, whole in zip(proposals, wanted, strict=True):
+                found = pair.verifier(placed).submit(proposal, address).result()
+                assert isinstance(found, Outcome) and isinstance(whole, Outcome)
+                np.testing.assert_array_equal(found.actions, whole.actions)
+                np.testing.assert_array_equal(found.origins, whole.origins)
+    with pytest.raises(ConfigError, match="--decoding"):
+        reader_of(load_pair("kitchen-tokens", decoding="specvla"), stages)
+    with pytest.raises(BundleError, match="specact split"):
+        reader_of(load_pair("relocate-tokens"), stages)
+
+
+def test_tokens_that_are_not_finite_or_in_range_are_no_chunk() -> None:
+    decoded = Written.of(np.array([3.0, np.nan], np.float32)).decode([GREEDY])[0]
+    assert not decoded.finite and Written.of(np.array([3.0, 0.0], np.float32)).decoded.finite
+    layout = TokenStages(load_tokens("kitchen-tokens")).spec.reply(3, "float32")
+    with pytest.raises(WireError, match="0 to 255"):
+        layout.unpack(bytearray(np.full(layout.size, 256.0, np.float32).tobytes()))
 
 
 @pytest.fixture(scope="module")

@@ -45,15 +45,19 @@ class Split(Options):
     FOLDER the others. With float32 activations any cut gives the answer of none, exactly.
     """
 
-    # pair of action codes or policy by regression, whose target is cut, or flow policy, whose prefix is
+    # pair of action codes or policy by regression, whose target is cut, flow policy, whose prefix is, or token policy,
+    # which is cut behind its encoder and its prefill
     bundle: Positional[str]
     out: Path  # folder to create
     json: bool = False  # print the stages as JSON
 
     def run(self) -> None:
-        from specact.lab.train.split import split_bundle
+        from specact.bundle.bundle import find_bundle
+        from specact.bundle.manifest import read_manifest
+        from specact.lab.train.split import split_bundle, split_tokens
 
-        spec = split_bundle(self.bundle, self.out).spec
+        split = split_tokens if read_manifest(find_bundle(self.bundle)).kind == "tokens" else split_bundle
+        spec = split(self.bundle, self.out).spec
         activations = [list(shape) for shape in spec.activations]
         found = {"path": str(self.out), "network": spec.network, "stages": spec.stages, "activations": activations}
         print_result(self.json, found)

@@ -29,7 +29,7 @@ from specact.remote.client import Client
 from specact.remote.target import remote_verifier
 from specact.robot.loop import Acting, Journal, Tick
 from specact.systems.roboecc import SplitTarget, placed_target
-from specact.systems.staged import load_staged, split_contract
+from specact.systems.staged import load_stages, split_contract
 from specact.wire.messages import Deadline, exchange_bytes
 
 # Counters of late verdicts in the summary, by their names there.
@@ -146,7 +146,7 @@ class Run(Options):
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)
         folder, _, cut = (details.split or "").rpartition("@")
         fixed = int(cut) if folder and cut.isdecimal() else None
-        staged = None if details.split is None else load_staged(Path(details.split if fixed is None else folder))
+        staged = None if details.split is None else load_stages(Path(details.split if fixed is None else folder))
         contract = pair.exchange.contract if staged is None else split_contract(staged.spec, staged.fingerprint)
         placed: SplitTarget[Any] | None = None
         late = self.execution == "late" and self.gate != "never"

@@ -15,7 +15,7 @@ k = N (``faithful``); :class:`SmallestTotal` takes argmin T(k) at B^, since the 
 ignores T; thresholds, which are not published, are one standard deviation of the changes so far; times of stages are
 measured, not a roofline; activations cross as float16, as 8 bits or exactly. Robots forecast by the last value; the
 paper's LSTM is compared with it in experiments/split. A token policy, as in the paper, can be cut behind its prefill:
-its KV cache crosses once per inference (:class:`~specact.systems.staged.TokenStages`).
+its KV cache crosses once per inference, and it decodes greedily (:class:`~specact.systems.staged.TokenStages`).
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class SplitTarget(Generic[A]):
 
 
 def placed_target(
-    pair: Pair[Any], folder: StagedFolder, client: Client, deadline_ms: float, *,
+    pair: Pair[Any], folder: StagedFolder | TokenStages, client: Client, deadline_ms: float, *,
     cut: int | None = None, precision: Precision = "float16",
 ) -> SplitTarget[Any]:  # fmt: skip
     """A pair's target on device and server, at a fixed cut, or at that with the smallest total, from measured times.

@@ -13,18 +13,20 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
-from specact.bundle.manifest import Kind, Manifest, joint_fingerprint, read_manifest
+from specact.bundle.manifest import MANIFEST, Kind, Manifest, joint_fingerprint, read_manifest
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import distributions
-from specact.families.tokens.policy import BINS, Reading, TokenBundle
-from specact.families.tokens.speculative import NOTHING, UNTESTED, Speculation, decode
+from specact.families.tokens.pair import GREEDY, TokenParts
+from specact.families.tokens.policy import BINS, DecodingRequest, Reading, TokenBundle, load_tokens
+from specact.families.tokens.speculative import NOTHING, TARGET, UNTESTED, Decoded, Speculation, decode
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
 from specact.records import Record, Size, check_fields
 from specact.rng import StepAddress
 from specact.systems.flow import FlowParts
+from specact.types import value
 from specact.wire import exchange as wire
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 
@@ -35,6 +37,7 @@ Reader = Callable[[list[Array], Window, StepAddress], A]
 Precision = Literal["float16", "uint8", "float32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 KIND: Kind = "split"
+POLICY = "policy"
 # The networks that are split, by the kind of the bundle; several are split as one, in sequence.
 SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
     "pair": ("target",), "regression": ("policy",), "flow": ("encoder", "prefix"),
@@ -76,7 +79,8 @@ class SplitSpec(Record, frozen=True):
     def reply(self, cut: int, precision: Precision) -> Layout:
         """The reply to a request at a cut 1 to N; everything is flat."""
         if cut == self.stages:
-            return Layout({name: ArraySpec((math.prod(shape),), np.float32) for name, shape in self.outputs.items()})
+            most = (0.0, BINS - 1.0) if self.made_of == "tokens" else (-math.inf, math.inf)
+            return Layout({name: ArraySpec((math.prod(of),), np.float32, *most) for name, of in self.outputs.items()})
         activation = {"activation": ArraySpec((math.prod(self.activations[cut - 1]),), np.dtype(precision).type)}
         levels = {"low": ArraySpec((1,), np.float32), "span": ArraySpec((1,), np.float32, 0.0)}
         return Layout(activation | (levels if precision == "uint8" else {}))
@@ -148,6 +152,7 @@ class TokenStages:
     """
 
     def __init__(self, bundle: TokenBundle) -> None:
+        bundle.networks.check_decodes()
         networks, observation = bundle.networks, bundle.spec.observation
         self._networks, self.path = networks, bundle.path
         self.name, self.fingerprint = bundle.name, bundle.fingerprint
@@ -186,6 +191,24 @@ class TokenStages:
         return np.concatenate([entries, found.logits[:, -1], found.features[:, -1]], axis=1)
 
 
+@value
+class Written:
+    """In place of a :class:`~specact.families.tokens.policy.Prefilled`: a chunk that its stages decoded greedily."""
+
+    decoded: Decoded
+
+    def decode(self, requests: Sequence[DecodingRequest]) -> list[Decoded]:
+        return [self.decoded] * len(requests)
+
+    @classmethod
+    def of(cls, tokens: Array) -> Written:
+        """From the tokens ``[T]``, NaN if a logit was not finite."""
+        count, known = len(tokens), np.nan_to_num(tokens).astype(np.int64)
+        sources, passes = np.full(count, TARGET, np.uint8), count - 1
+        finite, features = bool(np.isfinite(tokens).all()), np.zeros((1, 1), np.float32)
+        return cls(Decoded(known, sources, 0 * known, [0] * passes, [1] * passes, count, features, finite))
+
+
 def stage_parts(stages: int) -> dict[str, str]:
     """The files of N stages, by the names of the parts."""
     return {f"stage-{index:02d}": f"stage-{index:02d}.onnx" for index in range(stages)}
@@ -218,6 +241,13 @@ def load_staged(path: Path, *, compute: Compute = CPU) -> StagedFolder:
                     f"{spec.stages} that the manifest describes; split the bundle again"
                 )
     return StagedFolder(path, bundle.manifest, spec, bundle.files, networks, inputs)
+
+
+def load_stages(path: Path, *, compute: Compute = CPU) -> StagedFolder | TokenStages:
+    """As :func:`load_staged`, also of a token policy, whose bundle is in the folder :data:`POLICY`."""
+    if (path / POLICY / MANIFEST).is_file():
+        return TokenStages(load_tokens(path / POLICY, compute=compute))
+    return load_staged(path, compute=compute)
 
 
 def _cuts(spec: SplitSpec) -> dict[str, tuple[int, Precision]]:
@@ -292,25 +322,30 @@ class SplitExchange:
         return [{name: array.reshape(-1) for name, array in zip(spec.outputs, row, strict=True)} for row in rows]
 
 
-def reader_of(pair: Pair[Any], folder: StagedFolder) -> Reader[Any]:
-    """A function that converts a split target's outputs to its answer: code distributions, or a flow's prefix cache.
+def reader_of(pair: Pair[Any], folder: StagedFolder | TokenStages) -> Reader[Any]:
+    """A function that converts a split target's outputs to its answer: codes, a flow's prefix cache, or tokens.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.
-        ConfigError: for a pair of another family.
+        ConfigError: for a pair of another family, or a decoding that is not greedy.
     """
     parts = pair.parts
-    if not isinstance(parts, FlowParts | CodeParts):
+    if not isinstance(parts, FlowParts | CodeParts | TokenParts):
         raise ConfigError(
-            f"{pair.name} is of a family whose target is not split; choose a pair of action codes or a flow policy"
+            f"{pair.name} is of a family whose target is not split; choose a pair of action codes, a flow policy or a "
+            "token policy"
         )
+    if isinstance(parts, TokenParts) and parts.decoding != GREEDY:
+        raise ConfigError("the stages of a token policy decode greedily; leave out --decoding, or --split")
     assert pair.path is not None, "these families load folders"
-    wanted = split_fingerprint(read_manifest(pair.path))
+    wanted = parts.target_fingerprint if isinstance(parts, TokenParts) else split_fingerprint(read_manifest(pair.path))
     if folder.spec.network != wanted:
         raise BundleError(
             f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {pair.path} is "
             f"{wanted}; split that one: specact split {pair.path} --out FOLDER"
         )
+    if isinstance(parts, TokenParts):
+        return lambda outputs, window, address: Written.of(outputs[0][0])
     if isinstance(parts, CodeParts):
         return lambda outputs, window, address: distributions(outputs, parts.spec.temperature)[0]
     target = parts.target()

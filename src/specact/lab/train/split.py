@@ -12,19 +12,22 @@ import onnx
 from onnx import TensorProto, compose, helper, shape_inference
 from onnx.utils import Extractor
 
-from specact.bundle.bundle import find_bundle, open_bundle
+from specact.bundle.bundle import copy_bundle, find_bundle, open_bundle
 from specact.bundle.manifest import Manifest, read_manifest, write_manifest
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FLOW_PARTS
 from specact.families.chunks.sources import REGRESSION_PARTS
 from specact.families.codes.pair import PARTS
+from specact.families.tokens.policy import load_tokens
 from specact.files import write_whole
 from specact.observation import read_spec
 from specact.systems.staged import (
     KIND,
+    POLICY,
     SPLIT_NETWORKS,
     SplitSpec,
     StagedFolder,
+    TokenStages,
     load_staged,
     split_fingerprint,
     stage_parts,
@@ -39,7 +42,7 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     """Writes a bundle's target as stages to a new folder, which device and server both need.
 
     Of a pair of action codes the target is cut, or a policy by regression; of a flow policy encoder and prefix are: the
-    device makes the chunk from the prefix's cache. The manifest is written last.
+    device makes the chunk from the prefix's cache. The manifest is written last. See also :func:`split_tokens`.
 
     Raises:
         ConfigError: if there is something already.
@@ -64,6 +67,17 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     kept = {name: value for name, value in manifest.values().items() if name in ("name", "env", "words")}
     write_manifest(out, {**kept, "kind": KIND}, spec, stage_parts(len(stages)))
     return load_staged(out)
+
+
+def split_tokens(name_or_path: str | Path, out: Path) -> TokenStages:
+    """Writes a token policy to a new folder, as :func:`split_bundle` does: its bundle, which is all of its stages."""
+    bundle = load_tokens(name_or_path)
+    spec = TokenStages(bundle).spec
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another --out")
+    copy_bundle(bundle.path, out / POLICY, ignore=["calibration", "drafters"])
+    write_manifest(out, {"name": bundle.name, "env": bundle.env, "kind": KIND}, spec, {})
+    return TokenStages(load_tokens(out / POLICY))
 
 
 def count_stages(name_or_path: str | Path) -> int:
