@@ -34,6 +34,7 @@ from specact.families.tokens.policy import load_tokens
 from specact.files import check_name, file_stem
 from specact.imports import load_instance
 from specact.pair import Pair, PairSource
+from specact.systems.corrector import load_corrector
 from specact.systems.flash import Rounds
 from specact.systems.flow import ROUNDS, load_block_pair, load_flow_pair
 from specact.systems.staged import KIND as STAGED
@@ -48,7 +49,7 @@ COMPOSITIONS: dict[str, Decoding | Rounds] = {**DECODINGS, **ROUNDS}
 _DECODED: dict[Kind, str] = {"tokens": "ar", "flow": "full", "flash": "full"}
 # What may be chosen for a pair or a served target, and for which kinds of bundles.
 _CHOICES: dict[str, tuple[Kind, ...]] = {
-    "draft": ("chunks", *_DECODED), "target": ("flash", "chunks"),
+    "draft": ("chunks", *_DECODED), "target": ("flash", "chunks", "corrector"),
     "decoding": tuple(_DECODED), "steps": ("flow", "flash"),
 }  # fmt: skip
 _EXCHANGE = ("name", "contract", "read", "answer")
@@ -85,6 +86,8 @@ def load_pair(
         return _own_pair(name)
     if kind == "pair":
         return load_codes(path, compute=compute).pair()
+    if kind == "corrector":
+        return load_corrector(path, load_policy, replace(source, name_or_path=str(path)), compute)
     if kind not in _CHOICES["draft"]:
         raise ConfigError(
             f"{name} is {KINDS[kind]}, and no pair; specact play drives a robot with a policy alone, and specact pair "
@@ -202,7 +205,7 @@ def load_exchange(
         flow = load_flow(path, compute=compute)
         return load_flow_pair(flow, compute=compute).composed(policy=flow.policy(steps or 10)).exchange
     if holds is not None and holds != "regression":
-        return load_pair(source, compute=compute).exchange
+        return load_pair(source, target=target, compute=compute).exchange
     if kind == "code" and (own := _own_exchange(source)) is not None:
         return own
     loaded = load_policy(source, steps=steps or 10, compute=compute)

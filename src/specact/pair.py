@@ -227,6 +227,8 @@ class Pair(PairIdentity, Generic[A]):
         drafter, verifier: make a new one for each robot; a verifier asks a local or remote target.
         target: the target in this process; raises BundleError where it is only on a server.
         exchange: what crosses the wire between a device and a server of the target.
+        corrects: for how many control steps the drafter corrects a chunk of the target, so that a late verdict is of
+            use after its own step; 0 if it does not.
     """
 
     observation: ObservationSpec
@@ -238,6 +240,7 @@ class Pair(PairIdentity, Generic[A]):
     verifier: Callable[[Target[A]], Verifier]
     exchange: Exchange[Any]
     overlap: Literal["drop", "average"] = "drop"
+    corrects: int = 0
     recommended_gates: Mapping[str, Any] = field(default_factory=dict)  # see specact.gates.settings
     parts: Any = None  # the family's own dataclass, whose method ``pair`` made this pair
 

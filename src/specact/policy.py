@@ -67,6 +67,7 @@ class SpeculativePolicy:
         # The address is that of the next inference.
         self._verdicts, self.address, self._streams = verdicts, StepAddress(seed, robot, 0, 0), StepStreams()
         self._history, self._player = ObservationHistory(pair.observation), ChunkPlayer(pair.execute, pair.overlap)
+        self._corrects = pair.corrects > 0
         self.reset(episode=0)
 
     def reset(self, episode: int) -> None:
@@ -78,7 +79,9 @@ class SpeculativePolicy:
         self._player.reset()
         for follower in self._followers:
             follower.reset()
+        # Of the last inference, and of the last one that asked.
         self.record: StepRecord | None = None
+        self._asking: StepRecord | None = None
         self._inference: Callable[[], StepRecord] | None = None
 
     @property
@@ -135,6 +138,7 @@ class SpeculativePolicy:
         if self._inference is not None:
             inference, self._inference = self._inference, None
             record = self.record = inference()
+            self._asking = record if record.decision.transmit else self._asking
             self._player.put(record.proposal.actions, record.actions)
             for follower in self._followers:
                 follower.on_inference(record)
@@ -204,8 +208,9 @@ class SpeculativePolicy:
         return actions, all_from(Origin.FALLBACK, len(actions))
 
     def _apply_late_verdict(self) -> None:
-        """Applies a late verdict to the remaining actions of its chunk."""
-        record = None if self._player.empty else self.record
+        """Applies a late verdict to the remaining actions of its chunk; a drafter that corrects goes on from it."""
+        playing = None if self._player.empty else self.record
+        record = self._asking if self._corrects else playing
         verdict = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
         if verdict is None:
             return
@@ -216,17 +221,15 @@ class SpeculativePolicy:
             self.safety.missed()
             return
         actions, origins = self._chosen(record.actions, result)
-        played, left = self._player.played, self._player.replace(actions)
-        # Actions played before the verdict are the draft's, in the record too.
-        self.record = replace(
-            record,
-            result=result,
-            actions=np.concatenate([record.actions[:played], actions[played:]]),
-            origins=np.concatenate([record.origins[:played], origins[played:]]),
-        )
-        if isinstance(result, Outcome):
-            self.counts.update(in_time=1, replaced=left)
-        self._tell_verified(self.record)
+        self.counts["in_time"] += isinstance(result, Outcome)
+        if record is playing:
+            played, left = self._player.played, self._player.replace(actions)
+            self.counts["replaced"] += left * isinstance(result, Outcome)
+            # Actions played before the verdict are the draft's, in the record too.
+            actions = np.concatenate([record.actions[:played], actions[played:]])
+            origins = np.concatenate([record.origins[:played], origins[played:]])
+            self.record = replace(record, result=result, actions=actions, origins=origins)
+        self._tell_verified(replace(record, result=result, actions=actions, origins=origins))
 
     def _tell_verified(self, record: StepRecord) -> None:
         if record.outcome is not None:

@@ -75,7 +75,7 @@ def test_a_first_sentence_is_plain() -> None:
         (["specact", ""], set(VERBS), {"--server"}),
         (["specact", "ser"], {"serve"}, {"run"}),
         (["specact", "run", "ball", "--"], {"--server", "--on-miss", "--config", "--live"}, {"--port"}),
-        (["specact", "run", "ball", "--execution", ""], {"synchronous", "late"}, {"aligned"}),
+        (["specact", "run", "ball", "--execution", ""], {"synchronous", "late", "corrected"}, {"aligned"}),
         (["specact", "tised", "sweep", "--le"], {"--levers"}, {"--paces"}),
     ],
     ids=lambda words: " ".join(sorted(words)),  # of sets, too: the order of ids must not hang on the process

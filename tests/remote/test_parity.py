@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tests.served import certify
 import specact
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError, MissError, ObservationError, RemoteError
+from specact.execution.player import LateVerdicts
 from specact.execution.schedule import inpainting_of
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.pair import ChunkParts, PairSpec
@@ -24,9 +27,11 @@ from specact.families.chunks.policy import spec_of
 from specact.families.chunks.remote import target_endpoint
 from specact.gates import ActionDeviation, Always, Gate
 from specact.lab.rollout.processes import ServerProcess, serving
-from specact.observation import ObservationHistory
+from specact.observation import ObservationHistory, Window
+from specact.pair import LocalTarget, Pending
 from specact.remote import Client, RemoteTarget, remote_verifier
 from specact.rng import Role, StepAddress, stream
+from specact.systems.corrector import CorrectorParts, CorrectorSpec, Staleness
 from specact.types import ActionUnits, StepRecord
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -111,6 +116,38 @@ def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[],
             remote_verifier(client, pair, PATIENT_MS, "server")
         verifier = remote_verifier(client, device, PATIENT_MS)
         assert_same(walk(SpeculativePolicy(device, gate(), verifier=verifier, seed=3, robot=1), pair), local)
+
+
+class Held:
+    """A target whose replies are looked at three control steps after they were asked for, whenever they come."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def submit(self, window: Window, address: StepAddress) -> Pending[Any]:
+        request = self.target.submit(window, address)
+        return Pending(request.result, lambda: self.policy.address.step > address.step + 2)
+
+    def policy_of(self, pair: Pair[Any]) -> SpeculativePolicy:
+        self.policy = SpeculativePolicy(
+            pair, Staleness(0.5), verifier=pair.verifier(self), verdicts=LateVerdicts(math.inf), seed=3, robot=1
+        )
+        return self.policy
+
+
+def test_a_corrector_whose_chunks_come_late(flow: FlowBundle, flow_server: ServerProcess) -> None:
+    low, high = tuple(flow.units.low.tolist()), tuple(flow.units.high.tolist())
+    spec = CorrectorSpec(flow.fingerprint, flow.spec, flow.spec.observation, low, high, (0.1, 0.2))
+    network: Any = SimpleNamespace(run=lambda window, rest, index: (window["state"][-1, :2] - rest[0], rest[1]))
+    pair = CorrectorParts("corrected", network, spec, flow.policy).pair()
+    local = walk(Held(LocalTarget(pair.target())).policy_of(pair), pair)
+    assert 10 < sum(record.decision.transmit for record in local[0]) < 100
+    device = pair.composed(load_target=None)
+    endpoint = target_endpoint(f"ws://127.0.0.1:{flow_server.port}", TOKEN, None, device.exchange.contract)
+    with Client(endpoint, device.exchange.contract) as client:
+        client.connect(60.0)
+        target: Any = RemoteTarget(client, device.exchange, PATIENT_MS)
+        assert_same(walk(Held(target).policy_of(device), pair), local)
 
 
 def test_a_reconnection_in_between_changes_nothing_and_another_target_is_not_listened_to(ball: Pair[Any]) -> None:

@@ -29,7 +29,7 @@ WEIGHTS = "weights.safetensors"
 # Maximum size of a bundle's JSON files, and of its other files: a protocol buffer's limit.
 MAX_JSON_BYTES, MAX_PART_BYTES = 1 << 24, (1 << 31) - 1
 
-Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "freqcache", "chunks", "split"]
+Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "freqcache", "chunks", "split", "corrector"]
 KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target",
     "flow": "a flow policy",
@@ -39,6 +39,7 @@ KINDS: dict[Kind, str] = {
     "flash": "the drafting block of a flow policy",
     "freqcache": "the refresh of a flow policy's prefix",
     "chunks": "a pair of chunk policies",
+    "corrector": "a corrector of a policy's chunks",
     "split": "a target in stages, which specact split writes and specact serve serves",
 }
 # The part that a device does not need whose server has it.
@@ -102,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         shared: the parts that lie in another bundle beside this one: part to the name of that folder.
         files: fingerprints of the files, for parts with weights in a file of their own; otherwise each part is one
             file with the part's fingerprint. That of a learned gate's ``head`` is not part of the bundle's.
-        sources, steps, units: of a pair of chunk policies.
+        sources, steps, units: of a pair of chunk policies; of a corrector sources alone.
         specact, recipe, policies, training, parity, parameters, distilled, target, check: how it was made.
     """
 
@@ -147,8 +148,7 @@ def read_manifest(path: Path) -> Manifest:
     values = read_json(read_part(file, MAX_JSON_BYTES), Values, str(file), BundleError)
     if values.get("format", FORMAT) != FORMAT:
         raise BundleError(
-            f"{file} has format {values['format']!r:.20}, this version of specact reads {FORMAT}; export the bundle "
-            "again with this version"
+            f"{file} has format {values['format']!r:.20}, this version reads {FORMAT}; export it again with it"
         )
     manifest = read_record(values, Manifest, str(file), BundleError)
     allowed = LEFT_OUT.get(manifest.kind)

@@ -64,7 +64,8 @@ class Run(Options):
     gate: str = "adahi"  # uncertainty, learned, random, always, never, MODULE:GATE
     rate: Maybe[Share] = None  # share of inferences that ask, as calibrated; 0.6 if not given
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
-    execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects
+    # late acts on the draft, which a verdict corrects; corrected on the last chunk, which a corrector corrects
+    execution: Literal["synchronous", "late", "corrected"] = "synchronous"
     # how long a step waits; a control period if not given, with late a chunk
     deadline_ms: Maybe[Deadline] = None
     session: Flat[Session] = field(default_factory=Session)
@@ -86,14 +87,20 @@ class Run(Options):
 
     def _plan(self, stack: ExitStack) -> Plan:
         """The policies, connected to the server; the stack closes the client."""
-        pair, late = self.parts.load(self.pair), self.execution == "late"
+        pair, late = self.parts.load(self.pair), self.execution != "synchronous"
+        if late and (self.execution == "corrected") != (pair.corrects > 0):
+            raise ConfigError(
+                "--execution corrected is for a corrector, which specact train makes with a recipe of kind = "
+                f'"corrector", and late for any other pair; leave out --execution {self.execution}'
+            )
         rate = 0.6 if self.rate is None else self.rate
         details, tuning = self.details, self.session.tuning
         if late and details.audit_rate:
-            raise ConfigError("--audit-rate needs verdicts that are waited for, so leave out --execution late")
+            raise ConfigError("--audit-rate needs verdicts that are waited for, so leave out --execution")
         period_s = 1.0 / (tuning.rate_hz or pair.rate_hz)
         chunk_s = period_s * pair.execute
-        deadline_ms = self.deadline_ms or 1e3 * (chunk_s if late else period_s)
+        of_use_s = period_s * max(pair.execute, pair.corrects)  # for so long a chunk is played
+        deadline_ms = self.deadline_ms or 1e3 * (of_use_s if late else period_s)
         # With late verdicts the draft's actions are executed immediately.
         usual_age_s = chunk_s + (period_s if late else max(period_s, deadline_ms / 1e3))
         fallback = self.session.fallback_within(usual_age_s, pair.units)
@@ -149,7 +156,7 @@ class Run(Options):
         staged = None if details.split is None else load_stages(Path(details.split if fixed is None else folder))
         contract = pair.exchange.contract if staged is None else split_contract(staged.spec, staged.fingerprint)
         placed: SplitTarget[Any] | None = None
-        late = self.execution == "late" and self.gate != "never"
+        late = self.execution != "synchronous" and self.gate != "never"
 
         def connected(**expected: float | None) -> Client:
             client = Client(endpoint, contract, tuning.name, tuning.jpeg_quality, **expected)

@@ -32,6 +32,7 @@ GATES = {
     "verify_skip": "specact.systems.heisd:VerifySkip",
     "fixed_skip": "specact.systems.heisd:FixedSkip",
     "similarity": "specact.systems.heisd:Similarity",
+    "staleness": "specact.systems.corrector:Staleness",
     "oracle": "specact.gates.codes:Oracle",
     "oracle_action": "specact.gates.codes:Oracle",
 }

@@ -18,10 +18,11 @@ from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.lab.train.chunks import ChunkTraining
 from specact.lab.train.codes import CodesTraining
+from specact.lab.train.corrector import CorrectorTraining
 from specact.lab.train.drafters import DrafterTraining
 from specact.lab.train.export import PARITY
 from specact.lab.train.flash import FlashTraining
-from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, FlashRecipe
+from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CorrectorRecipe, FlashRecipe
 from specact.lab.train.train import train
 from specact.load import load_pair
 
@@ -55,6 +56,12 @@ KINDS: dict[str, tuple[Callable[[Path, Path], AnyRecipe], list[tuple[str, int]]]
         ),
         [("target's answers", 64), ("block", 17)],
     ),
+    "corrector": (
+        lambda flow, tokens: CorrectorRecipe(
+            kind="corrector", bundle="made", target=str(flow), episodes=20, most_delay=2, steps=30, batch=8, warmup=3
+        ),
+        [("rollouts", 1), ("corrector", 17)],
+    ),
 }
 
 
@@ -73,7 +80,7 @@ def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
 ) -> None:
     kind, recipe, whole = made
     out = tmp_path / "run"
-    for training in (CodesTraining, ChunkTraining, DrafterTraining, FlashTraining):
+    for training in (CodesTraining, ChunkTraining, DrafterTraining, FlashTraining, CorrectorTraining):
         monkeypatch.setattr(training, "export", lambda *_: [])  # which takes long, and is the same for the same weights
     for moment in KINDS[kind][1]:
         with pytest.raises(KilledError):

@@ -247,7 +247,7 @@ def write_pair(out: Path, draft: str, target: str, settings: PairSettings, load:
     manifest = {
         "format": FORMAT, "kind": "chunks", "name": out.name, "env": settings.env or large.env or small.env,
         "spec": structs.asdict(spec) | {"target": spec.target.describe()},
-        "sources": {"draft": _stored_source(draft), "target": _stored_source(target)},
+        "sources": {"draft": stored_source(draft), "target": stored_source(target)},
         "steps": {"draft": settings.draft_steps, "target": settings.target_steps},
         "units": {"centre": units.centre.tolist(), "scale": units.scale.tolist()},
         "fingerprints": {"draft": small.fingerprint, "target": large.fingerprint},
@@ -347,7 +347,7 @@ def _read(path: Path) -> PairBundle:
     return PairBundle(path, manifest, bundle.spec, bundle.files, units)
 
 
-def _stored_source(source: str) -> str | None:
+def stored_source(source: str) -> str | None:
     """The source as a manifest stores it: the path of a bundle, with ``#PART``, or None for any other kind."""
     kind = kind_of_source(source)
     name, mark, part = source.rpartition("#") if kind == "part" else (source, "", "")

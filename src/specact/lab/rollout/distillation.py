@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from specact.errors import ConfigError
+from specact.families.chunks.policy import ChunkPolicy
 from specact.families.codes.pair import CodeParts
-from specact.families.tokens.policy import GREEDY, TokenBundle, load_tokens
+from specact.families.tokens.policy import GREEDY, load_tokens
 from specact.files import write_whole
 from specact.gates.settings import GateSettings
 from specact.lab.data.frames import Frames, as_frames, copied, join_frames
@@ -28,9 +29,12 @@ from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard, episode_seed
-from specact.lab.rollout.steps import OBSERVATION, SHARD
-from specact.observation import ObservationHistory, Window
+from specact.lab.rollout.steps import OBSERVATION, SHARD, Table, observation_columns
+from specact.load import load_policy
+from specact.observation import ObservationHistory, ObservationSpec, Window
 from specact.pair import Pair
+from specact.rng import Role, StepAddress, stream, streams
+from specact.types import Chunk
 
 # Every round has its own million of episodes.
 _ROUND = 1_000_000
@@ -193,17 +197,17 @@ class TokenRollouts:
 
 
 def record_rollouts(
-    target: str, env: str, seed: int, folder: Path, numbers: range, each: Each, progress: Callable[[int, int], None]
+    record: Callable[[Path, int], None], folder: Path, numbers: range, each: Each, progress: Callable[[int, int], None]
 ) -> list[Path]:
     """Records the missing ones of the files with these numbers, of :data:`SHARD` episodes each, and returns all.
 
-    The token policy decodes greedily; every action of its chunks is executed. ``each`` runs the work, such as
+    ``record`` writes one file, such as :func:`record_tokens` with its first arguments; ``each`` runs the work, such as
     :meth:`Pool.each <specact.lab.rollout.pool.Pool.each>`; progress is (files done, total).
     """
     files = [folder / f"{number:05}.safetensors" for number in numbers]
     missing, count = [number for number, file in zip(numbers, files, strict=True) if not file.exists()], len(files)
     progress(count - len(missing), count)
-    for done, _ in enumerate(each(partial(_record, target, env, seed, folder), missing), count - len(missing) + 1):
+    for done, _ in enumerate(each(partial(record, folder), missing), count - len(missing) + 1):
         progress(done, count)
     return files
 
@@ -223,14 +227,11 @@ def read_rollouts(files: Iterable[Path]) -> TokenRollouts:
     return TokenRollouts(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
 
-def _record(target: str, env: str, seed: int, folder: Path, number: int) -> None:
-    """Writes one file."""
-    bundle, robots = _loaded(target, env)
+def record_tokens(target: str, env: str, seed: int, folder: Path, number: int) -> None:
+    """Writes the file of this number, of :class:`TokenRollouts`, decoded greedily; every action is executed."""
+    bundle = _tokens(target)
     policy = bundle.policy()
-    episodes = np.array(EpisodeRange.RECORDED.episodes(SHARD, SHARD * number))
-    histories = [ObservationHistory(bundle.spec.observation) for _ in robots]
-    for robot, episode in zip(robots, episodes.tolist(), strict=True):
-        robot.start(episode_seed(seed, episode, robot.task))
+    episodes, robots, histories = _started(env, bundle.spec.observation, seed, number)
     running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
@@ -261,8 +262,60 @@ def _state(window: Window) -> NDArray[np.float32]:
     return newest
 
 
+def record_stale(target: str, env: str, seed: int, most_delay: int, folder: Path, number: int) -> None:
+    """Writes the file of this number, a chunk policy whose chunks are played late, each action at its time.
+
+    Each episode has a delay from 0 to ``most_delay`` steps, and a number of steps between two requests with which no
+    chunk of H actions runs out; before the first chunk has arrived newer ones are played. Of every step, by name:
+    numbers of ``episode`` and ``step``, ``chunk``, the answer to its observation ``[N, H, A]``, and what was observed.
+    """
+    policy, length = _policy(target), _policy(target).spec.chunk
+    episodes, robots, histories = _started(env, policy.spec.observation, seed, number)
+    rng = stream(seed, Role.DATA, episode=int(episodes[0]))
+    delays = rng.integers(most_delay + 1, size=SHARD)
+    every = rng.integers(1, length - delays + 1)
+    asked: list[list[tuple[int, Chunk]]] = [[] for _ in robots]
+    running, rows, step = list(range(SHARD)), list[Table](), 0
+    while running:
+        windows = [histories[i].push(robots[i].observe()) for i in running]
+        rngs = streams(Role.VERIFY, [StepAddress(seed, 0, int(episodes[i]), step) for i in running])
+        chunks = policy.infer_batch(windows, rngs)
+        rows.append({
+            "episode": episodes[running], "step": np.full(len(running), step), "chunk": np.stack(chunks),
+            **observation_columns(policy.spec.observation, windows),
+        })  # fmt: skip
+        for i, chunk in zip(running, chunks, strict=True):
+            if step % every[i] == 0:
+                asked[i].append((step, chunk))
+            while len(asked[i]) > 1 and asked[i][1][0] + delays[i] <= step:
+                del asked[i][0]
+            at, played = asked[i][0] if asked[i][0][0] + delays[i] <= step else (step, chunk)
+            robots[i].act(played[step - at])
+        running, step = [i for i in running if not robots[i].done], step + 1
+    table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    write_whole(folder / f"{number:05}.safetensors", save(table))
+
+
+Started = tuple[NDArray[np.int64], list[SimulatedRobot], list[ObservationHistory]]
+
+
+def _started(env: str, sees: ObservationSpec, seed: int, number: int) -> Started:
+    """The episodes of a file, their worlds and histories."""
+    episodes, robots = np.array(EpisodeRange.RECORDED.episodes(SHARD, SHARD * number)), _worlds(env, sees)
+    for robot, episode in zip(robots, episodes.tolist(), strict=True):
+        robot.start(episode_seed(seed, episode, robot.task))
+    return episodes, robots, [ObservationHistory(sees) for _ in robots]
+
+
+_tokens = cache(load_tokens)
+
+
 @cache
-def _loaded(target: str, env: str) -> tuple[TokenBundle, list[SimulatedRobot]]:
-    """The policy and worlds of this process, cached across files because some worlds take a second to build."""
-    bundle = load_tokens(target)
-    return bundle, [SimulatedRobot(load_task(env, bundle.spec.observation)) for _ in range(SHARD)]
+def _policy(source: str) -> ChunkPolicy:
+    return load_policy(source).policy
+
+
+@cache
+def _worlds(env: str, sees: ObservationSpec) -> list[SimulatedRobot]:
+    """The worlds of this process, cached across files because some take a second to build."""
+    return [SimulatedRobot(load_task(env, sees)) for _ in range(SHARD)]

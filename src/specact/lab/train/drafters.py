@@ -28,7 +28,7 @@ from specact.errors import ConfigError, DataError
 from specact.families.tokens.policy import BINS, causal, load_tokens, to_actions
 from specact.families.tokens.speculative import Acceptance, Decided, GroupCandidates, TreeDrafter, relaxed
 from specact.lab.envs import env_of
-from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts
+from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts, record_tokens
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.statistics import roc_auc, wilson
 from specact.lab.rollout.steps import SHARD
@@ -76,10 +76,9 @@ class DrafterTraining(Training):
         first_held_out = count - max(1, round(recipe.held_out * count))
         with Pool(self._jobs) as pool:
             # By path, so that other processes read the same bundle.
-            files = record_rollouts(
-                str(target.path), env_of(target.env, recipe.env), recipe.seed, self.out / "rollouts",
-                range(first_held_out if self.kept else 0, count), pool.each, partial(progress, "rollouts"),
-            )  # fmt: skip
+            record = partial(record_tokens, str(target.path), env_of(target.env, recipe.env), recipe.seed)
+            numbers = range(first_held_out if self.kept else 0, count)
+            files = record_rollouts(record, self.out / "rollouts", numbers, pool.each, partial(progress, "rollouts"))
         self.held_out = read_rollouts(files[first_held_out - count :])
         if self.kept is None:
             self.train = read_rollouts(files[:first_held_out])

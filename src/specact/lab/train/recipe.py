@@ -337,11 +337,7 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_fields(self)
         check_name("a bundle", self.bundle)
-        if self.episodes < 2 * SHARD or self.episodes % SHARD:
-            raise ConfigError(
-                f"episodes must be a multiple of {SHARD}, which share a file, and at least {2 * SHARD}, of which one "
-                f"file is held out; got {self.episodes}"
-            )
+        check_recorded(self.episodes)
 
 
 class FlashRecipe(Optimisation, frozen=True, kw_only=True):
@@ -387,13 +383,54 @@ class FlashRecipe(Optimisation, frozen=True, kw_only=True):
             )
 
 
+class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
+    """The corrector ``bundle`` of a chunk policy, ``target``, see :func:`~specact.load.load_policy`.
+
+    ``corrector`` learns the target's answers of now, in ``episodes`` of rollouts in ``env`` that play its chunks up to
+    ``most_delay`` control steps late; the chunk is withheld from a share ``without`` of the examples. ``draft``,
+    ``shuffled`` and ``index`` are its controls, see :mod:`specact.systems.corrector`. ``a2c2`` learns the demonstrated
+    actions, on the demonstrations of the target's bundle. It ``sees`` these of the target's observations; if empty, all
+    but camera frames. Its layers have the width ``hidden``.
+    """
+
+    kind: Literal["corrector"]
+    bundle: str
+    target: str
+    method: Literal["corrector", "a2c2", "draft", "shuffled", "index"] = "corrector"
+    env: str | None = None
+    episodes: int = 300
+    most_delay: WholeNumber = 8
+    sees: tuple[str, ...] = ()
+    without: Share = 0.25
+    hidden: Count = 128
+    steps: Count = 8000
+    batch: Size = 512
+    learning_rate: Positive = 2e-3
+    seed: Seed = 0
+    held_out: BelowOne = 0.1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_name("a bundle", self.bundle)
+        check_recorded(self.episodes)
+
+
+def check_recorded(episodes: int) -> None:
+    """Refuses a number of recorded episodes that does not fill files, of which one is held out."""
+    if episodes < 2 * SHARD or episodes % SHARD:
+        raise ConfigError(
+            f"episodes must be a multiple of {SHARD}, which share a file, and at least {2 * SHARD}, of which one "
+            f"file is held out; got {episodes}"
+        )
+
+
 R = TypeVar("R", bound=Record)
 # What says what a policy sees.
 Seeing = PolicyRecipe | ChunkRecipe
-AnyRecipe = CodesRecipe | ChunkRecipe | DrafterRecipe | FlashRecipe
-KINDS: dict[str, type[ChunkRecipe | DrafterRecipe | FlashRecipe]] = {
+AnyRecipe = CodesRecipe | ChunkRecipe | DrafterRecipe | FlashRecipe | CorrectorRecipe
+KINDS: dict[str, type[ChunkRecipe | DrafterRecipe | FlashRecipe | CorrectorRecipe]] = {
     "flow": ChunkRecipe, "regression": ChunkRecipe, "tokens": ChunkRecipe, "drafters": DrafterRecipe,
-    "flash": FlashRecipe,
+    "flash": FlashRecipe, "corrector": CorrectorRecipe,
 }  # fmt: skip
 
 

@@ -9,11 +9,12 @@ from specact.errors import ConfigError
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.train.chunks import ChunkTraining
 from specact.lab.train.codes import CodesTraining
+from specact.lab.train.corrector import CorrectorTraining
 from specact.lab.train.drafters import DrafterTraining
 from specact.lab.train.fit import How, Training, TrainingResult, fit
 from specact.lab.train.flash import FlashTraining
 from specact.lab.train.loop import Progress
-from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CodesRecipe, DrafterRecipe
+from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CodesRecipe, CorrectorRecipe, DrafterRecipe
 
 
 def train(
@@ -41,6 +42,8 @@ def train(
         if data != Path():
             raise ConfigError(f"{recipe.bundle} learns from rollouts of its target alone; leave out --data")
         training = DrafterTraining(recipe, how.get("jobs", 1))
+    elif isinstance(recipe, CorrectorRecipe):
+        training = CorrectorTraining(recipe, data, how.get("jobs", 1))
     else:
         training = FlashTraining(recipe, data)
     return fit(training, out, progress, **how)

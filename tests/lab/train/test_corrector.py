@@ -1,0 +1,139 @@
+"""Training of a corrector: an example is a step with the chunk of some steps before, and what is learned is now's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tiny import quiet
+
+pytest.importorskip("mujoco")
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.policy import Chunk
+from specact.families.chunks.sources import Inputs, chunk_policy
+from specact.files import write_json
+from specact.gates.gate import Periodic
+from specact.lab.train.corrector import Steps, left_of
+from specact.lab.train.fit import TrainingResult
+from specact.lab.train.recipe import CorrectorRecipe
+from specact.lab.train.train import train
+from specact.load import load_exchange, load_pair
+from specact.observation import Field
+from specact.policy import SpeculativePolicy
+from specact.systems.corrector import CorrectorSpec, index_of, rest_of
+
+TARGET, EPISODES = f"{__name__}:chaser", 20
+
+
+@chunk_policy(
+    observation={"state": Field((8,), history=1), "goal": Field((2,), history=0)}, chunk=6, actions=2, rate_hz=20.0,
+    low=(-1.0, -1.0), high=(1.0, 1.0), fingerprint="c",
+)  # fmt: skip
+def chaser(inputs: Inputs) -> Chunk:
+    """Where the ball should roll, six times the same: what it says now, an observation of now alone tells."""
+    state = inputs["state"][:, -1]
+    action = 1.5 * (inputs["goal"] - state[:, :2]) - 1.5 * state[:, 2:4]
+    return np.repeat(np.clip(action, -1.0, 1.0)[:, None], 6, axis=1)
+
+
+@chunk_policy(
+    observation={"state": Field((8,), history=1), "goal": Field((2,), history=0)}, chunk=6, actions=2, rate_hz=20.0,
+    low=(-1.0, -1.0), high=(1.0, 1.0), fingerprint="another",
+)  # fmt: skip
+def another(inputs: Inputs) -> Chunk:
+    return chaser.infer_batch([], [])  # type: ignore[return-value]
+
+
+def recipe(method: Any = "corrector", **changes: Any) -> CorrectorRecipe:
+    few = {"bundle": "c", "target": TARGET, "env": "ball", "episodes": EPISODES, "most_delay": 3, "steps": 300}
+    return CorrectorRecipe(kind="corrector", method=method, batch=128, hidden=32, **{**few, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    return train(recipe(), Path(), tmp_path_factory.mktemp("corrector"), quiet)
+
+
+def held_out(result: TrainingResult) -> dict[str, float]:
+    found: dict[str, float] = result.metrics["corrector"]["held_out"]
+    return found
+
+
+def test_an_example_shows_the_chunk_of_before_from_the_action_of_now_on() -> None:
+    chunk = np.arange(5 * 4, dtype=np.float32).reshape(5, 4, 1)
+    steps = Steps({}, np.arange(5), chunk, chunk[:, 0])
+    left, index = left_of(steps, np.array([4, 3, 2]), np.array([3, 0, 1]))
+    for row, (at, age) in enumerate([(4, 3), (3, 0), (2, 1)]):
+        np.testing.assert_array_equal(left[row], rest_of(chunk[at - age], age))
+        np.testing.assert_array_equal(index[row], index_of(age, 4))
+
+
+def test_it_learns_what_the_target_would_say_now(trained: TrainingResult) -> None:
+    errors = held_out(trained)
+    assert errors["corrected"] < 0.3 * errors["aligned"] and errors["drafted"] < 0.3
+
+
+def test_the_controls_are_the_same_network_and_cannot(trained: TrainingResult, tmp_path: Path) -> None:
+    results = {}
+    for method in ("draft", "shuffled", "index"):
+        results[method] = train(recipe(method), Path(), tmp_path / method, quiet)
+    sizes = {json.loads((each.bundles[0] / "manifest.json").read_text())["parameters"]["corrector"]
+             for each in (trained, *results.values())}  # fmt: skip
+    assert len(sizes) == 1
+    for method in ("shuffled", "index"):
+        errors = held_out(results[method])
+        assert errors["corrected"] > 2 * held_out(trained)["corrected"] and errors["aligned"] > 0.0
+    assert load_pair(results["draft"].bundles[0]).corrects == 0
+    assert load_pair(results["index"].bundles[0]).corrects == 6
+
+
+def test_the_bundle_is_a_pair_within_the_bound_whose_target_is_named(trained: TrainingResult) -> None:
+    with pytest.raises(BundleError, match="--target"):
+        load_pair(trained.bundles[0]).parts.target  # noqa: B018 - a manifest names no code
+    pair = load_pair(trained.bundles[0], target=TARGET)
+    spec: CorrectorSpec = pair.parts.spec
+    assert pair.execute == 1 and pair.corrects == 6 and spec.target == "c" and pair.env == "ball"
+    policy, rng = SpeculativePolicy(pair, Periodic(4)), np.random.default_rng(0)
+    seen = [{"state": rng.normal(size=8) * 0.3, "goal": rng.normal(size=2) * 0.3} for _ in range(8)]
+    actions = [policy.act(each) for each in seen]
+    for step, action in enumerate(actions):
+        assert (np.abs(action - actions[step - step % 4]) <= np.array(spec.bound) + 1e-6).all()
+    wrong = load_pair(trained.bundles[0], target=f"{__name__}:another")
+    with pytest.raises(BundleError, match="target"):
+        wrong.parts.target  # noqa: B018
+    assert load_exchange(str(trained.bundles[0]), target=TARGET).contract.fingerprint == "c"
+
+
+def test_a_manifest_that_names_code_is_refused(trained: TrainingResult, tmp_path: Path) -> None:
+    for file in trained.bundles[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    write_json(tmp_path / "manifest.json", manifest | {"sources": {"target": "os:system"}})
+    with pytest.raises(BundleError, match="--target"):
+        load_pair(tmp_path)
+
+
+def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_path: Path) -> None:
+    result = train(recipe("a2c2", target=str(tiny_flow), env=None), Path(), tmp_path, quiet)
+    pair, errors = load_pair(result.bundles[0]), held_out(result)
+    assert errors["corrected"] < errors["aligned"]
+    assert pair.parts.spec.bound == (2.0, 2.0) and not pair.parts.spec.drafts and pair.parts.target.spec.chunk == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"sees": ("image",)}, "image"), ({"method": "a2c2"}, "demonstrations"), ({"episodes": 25}, "episodes"),
+        ({"target": "tests.lab.rollout.chunk_policies:small"}, "range"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused_before_anything_is_recorded(
+    changes: dict[str, Any], error: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        train(recipe(**changes), Path(), tmp_path / "run", quiet)
+    assert not (tmp_path / "run").exists()
