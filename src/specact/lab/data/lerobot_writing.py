@@ -212,19 +212,29 @@ def _png(frame: Images) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(frame).save(file, format="png")
+    # Pillow's default, 6, takes twice the time for the same size.
+    Image.fromarray(frame).save(file, format="png", compress_level=3)
     return file.getvalue()
 
 
 def _statistics(values: Observed) -> dict[str, Any]:
     """Statistics as in LeRobot; of images per channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
     if isinstance(values, Frames):
-        numbers = values[:].reshape(-1, 3) / 255.0
-    else:
-        numbers = values.reshape(len(values), -1).astype(np.float64)
-    shape = (3, 1, 1) if isinstance(values, Frames) else (-1,)
-    statistics = {name: getattr(numbers, name)(axis=0).reshape(shape).tolist() for name in _STATISTICS[:-1]}
+        return {**_colours(values[:].reshape(-1, 3)), "count": [len(values)]}
+    numbers = values.reshape(len(values), -1).astype(np.float64)
+    statistics = {name: getattr(numbers, name)(axis=0).tolist() for name in _STATISTICS[:-1]}
     return {**statistics, "count": [len(values)]}
+
+
+def _colours(pixels: Images) -> dict[str, Any]:
+    """Statistics of pixels ``[N, 3]``, from how often each value appears, which takes a tenth of the time."""
+    counts = np.stack([np.bincount(channel, minlength=256) for channel in pixels.T], axis=1)
+    level, share, present = np.arange(256)[:, None] / 255.0, counts / len(pixels), counts > 0
+    mean = (share * level).sum(axis=0)
+    std = np.sqrt((share * (level - mean) ** 2).sum(axis=0))
+    low, high = level[present.argmax(axis=0), 0], level[255 - present[::-1].argmax(axis=0), 0]
+    values = zip(_STATISTICS, (low, high, mean, std), strict=False)
+    return {name: value.reshape(3, 1, 1).tolist() for name, value in values}
 
 
 def _pooled(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
