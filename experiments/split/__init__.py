@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from experiments.grid import CELL, Cell, Experiment, Results, Run
 from experiments.measure import interleaved, seconds_of
 from experiments.report import Picture, Report, Table, between, named
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
-from experiments.split.simulated import PERIOD_S, PLACED, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
-from experiments.split.sockets import GATED, Device, calibrate_along, staged_client, target_windows
+from experiments.split.simulated import PERIOD_S, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
+from experiments.split.sockets import GATED, STRETCH, TURNS, Device, calibrate_along, staged_client, target_windows
 from experiments.tised.tables import systems_of
 from specact.families.tokens.policy import load_tokens
 from specact.lab.evaluation.cost import median_ms
 from specact.lab.report.figures import style_of
 from specact.lab.rollout.processes import serving
+from specact.lab.rollout.statistics import mean_interval
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
 from specact.rng import Role, StepAddress, stream
@@ -41,6 +43,8 @@ FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 LINKS = ("5g-like", "lte", "lte-driving", "wifi")
 # The fourth link, on which an inference takes a second, is simulated in virtual time only.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
+# Placements that are measured over sockets, too.
+OVER = ("device", "server", "static", "roboecc", "smallest")
 # Where the task was played with every cut.
 SWEPT = "split-ball, ball at 0, last, vla-agx-50w, {} ms"
 NAMES = {
@@ -64,10 +68,16 @@ NAMES = {
 
 _VIRTUAL = "in virtual time: mean of an inference [ms], with a 95 % interval from blocks of 5 s"
 ABOUT = {
-    "virtual": f"{BUNDLE} {_VIRTUAL}", "tokens": f"{TOKENS} {_VIRTUAL}",
+    "virtual": f"{BUNDLE} {_VIRTUAL}",
+    "tokens": f"{TOKENS} {_VIRTUAL}",
     "sockets": f"{BUNDLE} over sockets: mean / 95th percentile of an inference [ms], and inferences without an answer",
-}  # fmt: skip
-SHOWN = {"sockets": "{LINK[mean_ms]:.0f} / {LINK[p95_ms]:.0f}, {LINK[missed]}"}
+    "turns": f"{BUNDLE} over sockets: mean of an inference [ms], with a 95 % interval over turns / 95th percentile, "
+    "and inferences without an answer",
+}
+SHOWN = {
+    "sockets": "{LINK[mean_ms]:.0f} / {LINK[p95_ms]:.0f}, {LINK[missed]}",
+    "turns": "{LINK[mean]:ci0} / {LINK[p95_ms]:.0f}, {LINK[missed]}",
+}
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -177,14 +187,23 @@ def token_costs(folder: Path, run: Run) -> dict[str, Any]:
 def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
     """Every method on one link, with a device that is slower by a factor."""
     bundle = load_pair(BUNDLE)
-    seen = target_windows(bundle, run.few(60), run.seed)
+    seen = target_windows(bundle, run.few(STRETCH * TURNS), run.seed)
     gate = calibrate_along(bundle, seen, RATE, run.seed)
-    draft_s = factor * run.result("costs")["costs"]["draft_s"]
+    draft_s = factor * _measured("costs", run)["costs"]["draft_s"]
     device = Device(
         _stages(run), bundle, _link(name, run), _forecast(name, run), _costs(run, factor), draft_s, gate, seen, run.seed
     )
-    found = device.measure((*PLACED, *GATED))
-    return [{"link": name, "method": method, **cell_summary(cell)} for method, cell in found.items()]
+    found = device.measure((*OVER, *GATED))
+    return [
+        {"link": name, "method": method, **cell_summary(cell), "mean": turns_interval(cell["latency_ms"])}
+        for method, cell in found.items()
+    ]
+
+
+def turns_interval(latency_ms: Sequence[float]) -> dict[str, float]:
+    """The mean time of an inference [ms], with Student's 95 % interval over the turns."""
+    turns = [latency_ms[first : first + STRETCH] for first in range(0, len(latency_ms), STRETCH)]
+    return asdict(mean_interval(np.array([np.mean(turn) for turn in turns])))
 
 
 def simulate(bundle: str, factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -270,9 +289,10 @@ def report(results: Results) -> Report:
         if (rows := [row for cell in links.values() for row in cell if row.get("budget", 1.0) == budget])
     }  # fmt: skip
     tables = [
-        *(of_methods(f"{kind}-{factor}{'-limited' * (budget < 1.0)}", f"{ABOUT[kind]}; a device {factor} times slower, "
-                     f"the server's load at most {budget:g}.", rows, SHOWN.get(kind, "{LINK[mean]:ci0}"))
-          for (kind, factor, budget), rows in groups.items()),
+        *(of_methods(f"{kind}-{factor}{'-limited' * (budget < 1.0)}", f"{ABOUT[how]}; a device {factor} times slower, "
+                     f"the server's load at most {budget:g}.", rows, SHOWN.get(how, "{LINK[mean]:ci0}"))
+          for (kind, factor, budget), rows in groups.items()
+          for how in ("turns" if kind == "sockets" and "mean" in rows[0] else kind,)),
         Table(
             "forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording [bytes/s].",
             "link | inferences | mean | error: LSTM | last value | squared: LSTM | last value | mean of the past",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
@@ -32,12 +32,15 @@ from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.rng import StepAddress
+from specact.rng import Role, StepAddress, stream
 from specact.systems.roboecc import SplitTarget, StageCosts
 from specact.systems.staged import StagedFolder, reader_of, split_contract
 from specact.types import Miss
 
-GATED = ("hybrid", "adahi", "late", "adahi_placed")
+UNSPLIT = ("hybrid", "adahi", "late")
+GATED = (*UNSPLIT, "adahi_placed")
+# Inferences in a row of one method, and how often each has its turn.
+STRETCH, TURNS = 11, 5
 DEADLINE_MS, CONNECT_S = 5_000.0, 60.0
 # An episode's number and an observation.
 Seen = tuple[int, Window]
@@ -60,6 +63,29 @@ def staged_client(staged: StagedFolder, port: int) -> Client:
     return client
 
 
+@dataclass
+class Robot:
+    """A robot of one method, and what it has measured: ``infer(number, due)`` makes an inference due at a time [s]."""
+
+    target: SplitTarget[Any] | None
+    infer: Callable[[int, float], None] = lambda number, due: None
+    missed: int = 0
+
+    def __post_init__(self) -> None:
+        self.latency_ms, self.cuts = list[float](), list[int]()
+
+    def note(self, due: float, missed: bool = False, *cut: int) -> None:
+        """Notes an inference that has just ended."""
+        self.latency_ms.append(1e3 * (time.monotonic() - due))
+        self.cuts += cut
+        self.missed += missed
+
+    def summary(self) -> dict[str, Any]:
+        """As plain values."""
+        switches = None if self.target is None else self.target.counts["switches"]
+        return {"latency_ms": self.latency_ms, "cuts": self.cuts, "missed": self.missed, "switches": switches}
+
+
 @dataclass(frozen=True)
 class Device:
     """A slower device on a recorded link: every method begins behind the part that the forecast was trained on.
@@ -77,15 +103,24 @@ class Device:
     seen: Sequence[Seen]
     seed: int
 
-    def measure(self, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Latency, cuts and misses of every inference, by method."""
-        with serving(self.staged.path) as placed, serving(self.bundle.parts.path) as gated:
-            return {
-                name: self._measure(name, gated.port if name in ("hybrid", "adahi", "late") else placed.port)
-                for name in methods
-            }
+    def measure(self, methods: Sequence[str], stretch: int = STRETCH) -> dict[str, dict[str, Any]]:
+        """Latency, cuts and misses of every inference, by method.
 
-    def _measure(self, method: str, server: int) -> dict[str, Any]:
+        All stay connected and take turns: each makes a stretch of inferences, in an order drawn anew for each stretch,
+        so that what else the machine and the recording do falls on all alike.
+        """
+        order = stream(self.seed, Role.GATE)
+        with ExitStack() as stack:
+            ports = [stack.enter_context(serving(path)).port for path in (self.bundle.parts.path, self.staged.path)]
+            robots = {name: self._robot(stack, name, ports[name not in UNSPLIT]) for name in methods}
+            for first in range(0, len(self.seen), stretch):
+                for name in order.permutation(list(methods)).tolist():
+                    for inference, due in self._schedule(range(first, min(first + stretch, len(self.seen)))):
+                        robots[name].infer(inference, due)
+            return {name: robot.summary() for name, robot in robots.items()}
+
+    def _robot(self, stack: ExitStack, method: str, server: int) -> Robot:
+        """The robot of a method, connected to this port through a relay of its own."""
         remaining = [*np.cumsum(self.costs.device_s[::-1])[::-1].tolist(), 0.0]
         staged = copy(self.staged)
         vars(staged).update(
@@ -93,65 +128,66 @@ class Device:
             finish=slowed(staged.finish, lambda activation, cut: remaining[cut]),
         )
         before, _ = bandwidths_of(self.link, self.costs)
-        with ExitStack() as stack:
-            link = self.link.at(self.link.trained_s)
-            port = stack.enter_context(linked(server, link, self.seed)).port
-            began = time.monotonic()
-            up, down = int(self.costs.observation_bytes), int(self.costs.cut_bytes[-1])
-            oracle = oracle_of(load_link(link), lambda: time.monotonic() - began, up, down)
-            if method in ("hybrid", "adahi", "late"):
-                client = stack.enter_context(
-                    Client(Endpoint("ws", "127.0.0.1", port), self.bundle.exchange.contract, method)
-                )
-                client.connect(CONNECT_S)
-                return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
-            client = stack.enter_context(staged_client(staged, port))
-            named = "smallest" if method == "adahi_placed" else method
-            chooser = chooser_of(named, self.costs, before, load_forecast(self.forecast).forecast, oracle, np.inf)
-            target = SplitTarget(staged, reader_of(self.bundle, staged), client, chooser, DEADLINE_MS)
-            if method in PLACED:
-                return self._alone(target)
-            return self._gated(method, self.bundle.verifier(target), target)
+        link = self.link.at(self.link.trained_s)
+        port = stack.enter_context(linked(server, link, self.seed)).port
+        began = time.monotonic()
+        up, down = int(self.costs.observation_bytes), int(self.costs.cut_bytes[-1])
+        oracle = oracle_of(load_link(link), lambda: time.monotonic() - began, up, down)
+        if method in UNSPLIT:
+            client = stack.enter_context(
+                Client(Endpoint("ws", "127.0.0.1", port), self.bundle.exchange.contract, method)
+            )
+            client.connect(CONNECT_S)
+            return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
+        client = stack.enter_context(staged_client(staged, port))
+        named = "smallest" if method == "adahi_placed" else method
+        chooser = chooser_of(named, self.costs, before, load_forecast(self.forecast).forecast, oracle, np.inf)
+        target = SplitTarget(staged, reader_of(self.bundle, staged), client, chooser, DEADLINE_MS)
+        return self._alone(target) if method in PLACED else self._gated(method, self.bundle.verifier(target), target)
 
-    def _alone(self, target: SplitTarget[Any]) -> dict[str, Any]:
+    def _alone(self, target: SplitTarget[Any]) -> Robot:
         """The target without a draft; the robot waits for every answer."""
-        latencies, cuts, missed = [], [], 0
-        for inference, started in self._schedule():
-            answer = target.submit(self.seen[inference][1], StepAddress(self.seed, 0, 0, inference)).result()
-            latencies.append(1e3 * (time.monotonic() - started))
-            missed += isinstance(answer, Miss)
-            cuts.append(target.cut)
-        return {"latency_ms": latencies, "cuts": cuts, "missed": missed, "switches": target.counts["switches"]}
+        robot = Robot(target)
 
-    def _gated(self, method: str, verifier: Verifier, target: SplitTarget[Any] | None) -> dict[str, Any]:
+        def infer(inference: int, due: float) -> None:
+            answer = target.submit(self.seen[inference][1], StepAddress(self.seed, 0, 0, inference)).result()
+            robot.note(due, isinstance(answer, Miss), target.cut)
+
+        robot.infer = infer
+        return robot
+
+    def _gated(self, method: str, verifier: Verifier, target: SplitTarget[Any] | None) -> Robot:
         """A draft and a gated target."""
-        infer = slowed(self.bundle.parts.draft.infer, lambda window: self.draft_s)
-        draft = SimpleNamespace(infer=infer, infer_batch=lambda windows: [*map(infer, windows)])
+        draw = slowed(self.bundle.parts.draft.infer, lambda window: self.draft_s)
+        draft = SimpleNamespace(infer=draw, infer_batch=lambda windows: [*map(draw, windows)])
         policy = SpeculativePolicy(
             self.bundle, self.gate.build(self.bundle) if method.startswith("adahi") else Always(),
             drafter=CodeDrafter(cast(CodePolicy, draft), self.bundle.parts.tokenizer), verifier=verifier,
             verdicts=LateVerdicts(np.inf) if method == "late" else WAIT, seed=self.seed,
         )  # fmt: skip
-        latencies, period_s = [], 1.0 / self.bundle.rate_hz
-        for inference, started in self._schedule():
+        robot, period_s = Robot(target), 1.0 / self.bundle.rate_hz
+
+        def infer(inference: int, due: float) -> None:
             episode, window = self.seen[inference]
             if policy.record is None or policy.record.address.episode != episode:
                 policy.reset(episode)
             policy.act_on(window)
-            latencies.append(1e3 * (time.monotonic() - started))
+            robot.note(due)
             # The rest of the chunk, each action when it is due: a late verdict replaces the remaining actions.
             for action in range(1, self.bundle.execute):
-                time.sleep(max(0.0, started + action * period_s - time.monotonic()))
+                time.sleep(max(0.0, due + action * period_s - time.monotonic()))
                 if not policy.wants_inference:
                     policy.act_on(window)
-        switches = None if target is None else target.counts["switches"]
-        return {"latency_ms": latencies, "cuts": [], "missed": policy.counts["missed"], "switches": switches}
+            robot.missed = policy.counts["missed"]
 
-    def _schedule(self) -> Iterator[tuple[int, float]]:
+        robot.infer = infer
+        return robot
+
+    def _schedule(self, inferences: range) -> Iterator[tuple[int, float]]:
         """Each inference when it is due, and its time [s]."""
         first = time.monotonic()
-        for inference in range(len(self.seen)):
-            time.sleep(max(0.0, first + inference * PERIOD_S - time.monotonic()))
+        for number, inference in enumerate(inferences):
+            time.sleep(max(0.0, first + number * PERIOD_S - time.monotonic()))
             yield inference, time.monotonic()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.split import block_interval, cell_summary
+from experiments.split import block_interval, cell_summary, turns_interval
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import (
     SIMULATED,
@@ -19,10 +19,14 @@ from experiments.split.simulated import (
     split_latency,
     study_links,
 )
+from experiments.split.sockets import STRETCH, Device, target_windows
 
 from specact.errors import ConfigError
+from specact.gates.settings import gate_settings
+from specact.lab.train.split import split_bundle
 from specact.links.link import load_link
 from specact.links.model import SteadyLink
+from specact.load import load_pair
 from specact.systems.roboecc import SmallestTotal, StageCosts, last_value, measured
 
 # The device needs 90 ms for everything, the server 6; up to 30 kB cross.
@@ -94,6 +98,27 @@ def test_a_mean_is_less_certain_where_a_link_is_slow_for_long(tmp_path: Path) ->
 def test_the_cut_behind_a_prefill_is_the_last_one(tmp_path: Path) -> None:
     link = link_of(tmp_path, [40.0])
     np.testing.assert_allclose(run("behind", link)["latency_ms"], 40.0 + 3.0 + 30.0)
+
+
+def test_over_sockets_methods_take_turns_on_equal_observations(tmp_path: Path) -> None:
+    staged, pair = split_bundle("ball", tmp_path / "stages"), load_pair("ball")
+    count, some = staged.spec.stages, np.full(staged.spec.stages, 1e-3)
+    costs = StageCosts(some, 20.0 * some, np.append(0.0, np.full(count, 2e3)), 2e2, some)
+    (tmp_path / "rtt.csv").write_text("20\n" * 4)
+    link = StudyLink("made", f"rtt:{tmp_path / 'rtt.csv'}", 2000.0)
+    save_forecast(train_forecast(np.linspace(1e5, 2e5, 200), epochs=1), tmp_path / "f.safetensors")
+    gate, seen = gate_settings("adahi", pair), target_windows(pair, 5, seed=1)
+    device = Device(staged, pair, link, tmp_path / "f.safetensors", costs, 1e-3, gate, seen, 1)
+    found = device.measure(("device", "server", "late"), stretch=2)
+    assert [len(cell["latency_ms"]) for cell in found.values()] == [5, 5, 5]
+    assert (found["device"]["cuts"], found["server"]["cuts"]) == ([0] * 5, [count] * 5)
+    # The device's stages take no less than they are said to, and the link no less than its recording says.
+    assert min(found["device"]["latency_ms"]) >= 20.0 * count and min(found["server"]["latency_ms"]) >= 20.0
+
+
+def test_the_interval_of_a_mean_is_over_turns() -> None:
+    found = turns_interval([*[10.0] * STRETCH, *[30.0] * STRETCH])
+    assert found["mean"] == 20.0 and found["high"] - 20.0 == pytest.approx(12.706 * 10.0, rel=1e-3)
 
 
 def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_learn(tmp_path: Path) -> None:
