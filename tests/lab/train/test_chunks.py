@@ -14,8 +14,9 @@ from tests.lab.train.dots import dots
 from torch import Tensor
 
 from specact.errors import BundleError, ConfigError
+from specact.execution.schedule import soft_mask
 from specact.families.chunks.flow import integrate, load_flow
-from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
+from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, Inpainting
 from specact.families.chunks.sources import load_regression
 from specact.families.tokens.policy import BINS, load_tokens
 from specact.lab.data.episodes import Episodes
@@ -87,6 +88,35 @@ def test_ten_steps_take_a_side_and_one_step_takes_the_middle(trained: Flow) -> N
     assert (np.sign(many) == np.sign(many[:, :1])).all(1).mean() > 0.9, "a chunk keeps to its side"
     assert 60 <= (many[:, 0] > 0.0).sum() <= 140
     assert np.abs(one).mean() < 0.6 < 0.9 < np.abs(many).mean()
+
+
+def test_a_policy_trained_for_delays_goes_on_as_the_actions_under_way_do(tmp_path: Path) -> None:
+    """Training-time RTC: what is committed comes back unchanged, and the rest keeps to its side.
+
+    Pasted over a chunk that does not know of it, it is followed by the other side every other time.
+    """
+    shows, recipe = two_ways(), structs.replace(RECIPE, delays=2)
+    policy = made(replace(shows, rate_hz=10.0), recipe, tmp_path)
+    rng = np.random.default_rng(1)
+    windows = [Window({"state": rng.standard_normal((2, 1), dtype=np.float32)}) for _ in range(60)]
+    free = np.array([policy.infer(window, np.random.default_rng(row)) for row, window in enumerate(windows)])
+    for count in (0, 1, 2):
+        for side in (-1.0, 1.0):
+            given = side + 0.05 * rng.standard_normal((3, 1)).astype(np.float32)
+            told = Inpainting(given, soft_mask(count, 3, 3))
+            chunks = np.array(
+                [policy.infer(window, np.random.default_rng(row), told) for row, window in enumerate(windows)]
+            )
+            if not count:
+                np.testing.assert_array_equal(chunks, free)
+                continue
+            np.testing.assert_array_equal(chunks[:, :count], np.broadcast_to(given[:count], (60, count, 1)))
+            assert (np.sign(chunks[:, count:]) == side).mean() > 0.95
+            assert (np.sign(free[:, count:]) == side).mean() < 0.7
+    with pytest.raises(ConfigError, match="delays"):
+        structs.replace(RECIPE, delays=3)
+    with pytest.raises(ConfigError, match="delays"):
+        structs.replace(RECIPE, kind="regression", delays=1)
 
 
 def test_draws_of_a_window_read_its_entry_of_the_cache(trained: Flow) -> None:

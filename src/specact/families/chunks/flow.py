@@ -19,7 +19,7 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.observation import Window
-from specact.records import Count, NotNegative, validated
+from specact.records import Count, NotNegative, WholeNumber, validated
 
 Array = NDArray[np.float32]
 Velocity = Callable[[Array, float], Array]
@@ -101,7 +101,10 @@ class FlowNetworks(Protocol):
         ...
 
     def velocity(self, chunks: Array, times: Array, cache: Any) -> Array:
-        """The expert's velocities at chunks ``[B, H, W]`` and times ``[B]``; the cache is of B windows, or of one."""
+        """The expert's velocities at chunks ``[B, H, W]`` and times ``[B]``; the cache is of B windows, or of one.
+
+        Networks trained for delays take a time of each action, ``[B, H]``, too.
+        """
         ...
 
     def guide(self, chunk: Array, time: Array, cache: Any, wanted: Array, weights: Array) -> tuple[Array, Array]:
@@ -112,24 +115,28 @@ class FlowNetworks(Protocol):
 class OnnxFlow:
     """The four :data:`NETWORKS` of one flow policy, see :class:`FlowNetworks`; without padding of actions.
 
-    A cache holds keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``.
+    A cache holds keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``. The expert of a policy trained for
+    ``delays`` takes a time of each action.
 
     Raises:
         BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
     """
 
     def __init__(
-        self, files: Mapping[str, Path], spec: ChunkSpec, words: Words | None = None, *, compute: Compute = CPU
-    ) -> None:
+        self, files: Mapping[str, Path], spec: ChunkSpec, words: Words | None = None, *, delays: int = 0,
+        compute: Compute = CPU,
+    ) -> None:  # fmt: skip
         self._inputs = NetworkInputs(spec.observation, words)
         tokens, chunk, cache = ("batch", "N", "W"), ("batch", spec.chunk, spec.actions), ("L", 2, "heads", "N", "width")
         noisy = {"chunk": chunk, "time": ("batch",), "cache": ("windows", *cache)}
+        self._times = (spec.chunk,) if delays else ()
         guided = {**noisy, "wanted": chunk, "weights": ("batch", spec.chunk)}
         self._encoder = Network(files["encoder"], self._inputs.shapes, {"tokens": tokens}, compute)
         sizes = self._encoder.sizes
         self._prefix = Network(files["prefix"], {"tokens": tokens}, {"cache": ("batch", *cache)}, compute, sizes=sizes)
         sizes = self._prefix.sizes
-        self._expert = Network(files["expert"], noisy, {"velocity": chunk}, compute, sizes=sizes)
+        timed = {**noisy, "time": ("batch", *self._times)}
+        self._expert = Network(files["expert"], timed, {"velocity": chunk}, compute, sizes=sizes)
         self._guide = Network(files["guide"], guided, {"velocity": chunk, "pull": chunk}, compute, sizes=sizes)
 
     def tokens(self, windows: Sequence[Window]) -> Array:
@@ -139,6 +146,8 @@ class OnnxFlow:
         return self._prefix.run({"tokens": self.tokens(windows) if tokens is None else tokens})[0]
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:
+        if self._times and times.ndim == 1:
+            times = np.repeat(times[:, None], *self._times, axis=1)
         return self._expert.run({"chunk": chunks, "time": times, "cache": cache})[0]
 
     def guide(self, chunk: Array, time: Array, cache: Array, wanted: Array, weights: Array) -> tuple[Array, Array]:
@@ -150,10 +159,11 @@ class OnnxFlow:
 class FlowPolicy:
     """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
-    The prefix is computed once per inference, the expert once per Euler step. With inpainting the steps are guided
-    towards the last chunk (real-time chunking, Black et al. 2025). An observation that overflows gives NaN. Fewer
-    ``steps`` are faster, and a single one gives the mean of the demonstrations; ``spread`` is the standard deviation of
-    the initial noise, and 0 makes the policy deterministic.
+    The prefix is computed once per inference, the expert once per Euler step. With inpainting (real-time chunking) the
+    steps are guided towards the last chunk (Black et al. 2025); a policy trained for ``delays``, so many actions at
+    most, continues those that will have been executed (training-time RTC, arXiv 2512.05964). An observation that
+    overflows gives NaN. Fewer ``steps`` are faster, and a single one gives the mean of the demonstrations; ``spread``
+    is the standard deviation of the initial noise, and 0 makes the policy deterministic.
     """
 
     inpaints = True
@@ -161,15 +171,27 @@ class FlowPolicy:
 
     @validated
     def __init__(
-        self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: Count = 10, spread: NotNegative = 1.0
-    ) -> None:
-        self.networks, self.units, self.spec, self.steps = networks, units, spec, steps
+        self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: Count = 10,
+        spread: NotNegative = 1.0, delays: WholeNumber = 0,
+    ) -> None:  # fmt: skip
+        self.networks, self.units, self.spec, self.steps, self.delays = networks, units, spec, steps, delays
         self._spread = spread
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Array:
         if inpainting is None:
             return self.infer_batch([window], [rng])[0]
-        return self.to_environment(self._inpainted(self.noise(rng), self.networks.cache([window]), inpainting))
+        shape = (self.spec.chunk, self.spec.actions)
+        if inpainting.actions.shape != shape:
+            raise ConfigError(
+                f"this policy's chunks have shape {shape}, but the actions to inpaint have shape "
+                f"{inpainting.actions.shape}"
+            )
+        noise, cache = self.noise(rng), self.networks.cache([window])
+        if not self.delays:
+            return self.to_environment(self._guided(noise, cache, inpainting))
+        given = inpainting.committed
+        chunk = self.to_environment(self.denoised(noise[None], cache, self.steps, self.to_flow(given)))[0]
+        return np.concatenate([given, chunk[len(given) :]])
 
     def infer_batch(
         self, windows: Sequence[Window], rngs: Sequence[np.random.Generator], steps: int | None = None
@@ -177,13 +199,22 @@ class FlowPolicy:
         noise = np.stack([self.noise(rng) for rng in rngs])
         return list(self.to_environment(self.denoised(noise, self.networks.cache(windows), steps or self.steps)))
 
-    def denoised(self, noise: Array, cache: Any, steps: int) -> Array:
-        """Chunks ``[B, H, W]`` in the flow's units, from noise ``[B, H, W]`` and the cache of B windows."""
-        times = np.empty(len(noise), np.float32)
+    def denoised(self, noise: Array, cache: Any, steps: int, given: Array | None = None) -> Array:
+        """Chunks ``[B, H, W]`` in the flow's units, from noise ``[B, H, W]`` and the cache of B windows.
+
+        Their first d actions are ``given [d, W]``, at time 1 throughout, if the policy was trained for that.
+        """
+        fixed = 0 if given is None else len(given)
+        times = np.ones(noise.shape[: 2 if fixed else 1], np.float32)
+        if fixed:
+            noise = np.concatenate([np.broadcast_to(given, (len(noise), *given.shape)), noise[:, fixed:]], 1)
 
         def velocity(x: Array, time: float) -> Array:
-            times.fill(time)
-            return self.networks.velocity(x, times, cache)
+            times[..., fixed:] = time
+            found = self.networks.velocity(x, times, cache)
+            if fixed:
+                found[:, :fixed] = 0.0
+            return found
 
         with np.errstate(over="ignore", invalid="ignore"):
             return integrate(velocity, noise, steps)
@@ -208,16 +239,10 @@ class FlowPolicy:
         missing = len(self.units.centre) - x.shape[-1]
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
-    def _inpainted(self, noise: Array, cache: Any, inpainting: Inpainting) -> Array:
-        shape = (self.spec.chunk, self.spec.actions)
-        if inpainting.actions.shape != shape:
-            raise ConfigError(
-                f"this policy's chunks have shape {shape}, but the actions to inpaint have shape "
-                f"{inpainting.actions.shape}"
-            )
+    def _guided(self, noise: Array, cache: Any, inpainting: Inpainting) -> Array:
         weights = inpainting.weights[None].astype(np.float32)
         # Rows of weight 0 are replaced, because 0 times NaN would not be 0.
-        middle = self.units.centre[: shape[1]]
+        middle = self.units.centre[: self.spec.actions]
         given = np.where(weights[0, :, None] > 0.0, inpainting.actions, middle).astype(np.float32)
         wanted = self.to_flow(given)[None]
 
@@ -231,14 +256,15 @@ class FlowPolicy:
 
 @dataclass(frozen=True)
 class FlowBundle(Bundle[ChunkSpec]):
-    """A loaded bundle that holds a flow policy."""
+    """A loaded bundle that holds a flow policy, trained to continue up to ``delays`` actions under way."""
 
     networks: OnnxFlow
     units: FlowUnits
+    delays: int
 
     def policy(self, steps: int = 10, spread: float = 1.0) -> FlowPolicy:
         """The policy with this number of Euler steps; the networks are shared."""
-        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, spread=spread)
+        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, spread=spread, delays=self.delays)
 
 
 def load_flow(
@@ -256,8 +282,11 @@ def load_flow(
     """
     bundle = open_bundle(name_or_path, "flow", ChunkSpec, FLOW_PARTS)
     files = {**bundle.files, **(variants or {})}
-    networks = OnnxFlow(files, bundle.spec, bundle.manifest.words, compute=compute)
-    return FlowBundle(bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle))
+    delays = int(bundle.manifest.recipe.get("delays", 0))
+    networks = OnnxFlow(files, bundle.spec, bundle.manifest.words, delays=delays, compute=compute)
+    return FlowBundle(
+        bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle), delays
+    )
 
 
 def read_flow_units(bundle: Bundle[ChunkSpec]) -> FlowUnits:

@@ -64,6 +64,11 @@ class Inpainting:
     actions: NDArray[np.float32]
     weights: NDArray[np.float32]
 
+    @property
+    def committed(self) -> NDArray[np.float32]:
+        """The first d actions, ``[d, A]``: those of weight 1."""
+        return self.actions[: int(np.cumprod(self.weights >= 1.0).sum())]
+
 
 class ChunkPolicy(Protocol):
     """A policy that samples a chunk of actions for an observation window.

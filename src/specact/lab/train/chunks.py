@@ -196,14 +196,23 @@ def chunk_stage(
 def _flow_error(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
     """Flow matching with noise ``x_0``, data ``x_1``, ``x_t = (1 - t) x_0 + t x_1``: squared error to ``x_1 - x_0``.
 
-    This and the other errors ``[B, H, A]`` come with the cache of the observation's tokens ``[B, L, 2, heads, N, W /
-    heads]``.
+    With ``delays`` the first d actions of each chunk are data, at t = 1, and only the others count (training-time RTC,
+    arXiv 2512.05964); d is uniform from 0 to ``delays``. This and the other errors ``[B, H, A]`` come with the cache of
+    the observation's tokens ``[B, L, 2, heads, N, W / heads]``.
     """
     clean = batch.chunk.repeat(draws, 1, 1)
     noise, time = torch.randn_like(clean), torch.rand(len(clean), device=clean.device)
     cache = model.cache(batch.observation)
-    velocity = model.expert(torch.lerp(noise, clean, time[:, None, None]), time, cache, draws)
-    return (velocity.float() - (clean - noise)).square().unflatten(0, (draws, -1)).mean(0), cache
+    if recipe.delays:
+        given = torch.randint(recipe.delays + 1, (len(clean), 1), device=clean.device)
+        free = torch.arange(clean.shape[1], device=clean.device) >= given
+        time = torch.where(free, time[:, None], 1.0)
+    at = time[..., None] if recipe.delays else time[:, None, None]
+    velocity = model.expert(torch.lerp(noise, clean, at), time, cache, draws)
+    error = (velocity.float() - (clean - noise)).square()
+    if recipe.delays:
+        error = free[..., None] * error / free.float().mean()
+    return error.unflatten(0, (draws, -1)).mean(0), cache
 
 
 def _regression_error(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:

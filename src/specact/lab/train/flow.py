@@ -138,10 +138,11 @@ class Expert(nn.Module):
     def forward(self, chunk: Tensor, time: Tensor, cache: Tensor, draws: int = 1) -> Tensor:
         """The velocity ``[B, H, A]`` at a noisy ``chunk [B, H, A]``, in units in which data have mean 0 and variance 1.
 
-        ``time [B]`` is 0 for noise and 1 for data. The cache is that of :class:`Prefix`, with a batch of B / draws, or
-        of 1 for all: chunk i reads entry i modulo B / draws.
+        ``time [B]``, or ``[B, H]`` of each action, is 0 for noise and 1 for data. The cache is that of :class:`Prefix`,
+        with a batch of B / draws, or of 1 for all: chunk i reads entry i modulo B / draws.
         """
-        phases = time[:, None] * self.frequencies
+        times = time[:, None] if time.dim() == 1 else time
+        phases = times[..., None] * self.frequencies
         when = self.embed_time(torch.cat([phases.sin(), phases.cos()], -1))
         x = self.embed_action(chunk) + self.positions
         for layer, seen in zip(self.layers, cache.unbind(1), strict=True):
@@ -166,7 +167,7 @@ class _ExpertLayer(nn.Module):
         self.dropout = nn.Dropout(recipe.dropout)
 
     def forward(self, x: Tensor, when: Tensor, seen: Tensor, draws: int) -> Tensor:
-        scale, shift, scale_mlp, shift_mlp = self.modulate(when)[:, None].chunk(4, -1)
+        scale, shift, scale_mlp, shift_mlp = self.modulate(when).chunk(4, -1)
         entering = self.norm_attention(x) * (1.0 + scale) + shift
         queries, keys, values = by_head(self.qkv(entering), 3, self.heads)
         seen_keys, seen_values = seen.unbind(1)
@@ -267,6 +268,8 @@ def flow_graphs(model: Flow) -> dict[str, Graph]:
             "chunk": Input((batch, *chunk)), "time": Input((batch,), uniform), "cache": Input((windows, *cache))
         }  # fmt: skip
 
+    # Actions that are given have another time than those still to be found.
+    of_each = {"time": Input(("batch", chunk[0]), uniform)} if recipe.delays else {}
     # The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
     guided = {**noisy(1, 1), "wanted": Input((1, *chunk)), "weights": Input((1, chunk[0]), uniform)}
     guide = Graph(Guide(model.expert), guided, ["velocity", "pull"])
@@ -275,7 +278,7 @@ def flow_graphs(model: Flow) -> dict[str, Graph]:
     return {
         "encoder": _encoder_graph(model, model.encoder, "tokens"),
         "prefix": Graph(model.prefix, {"tokens": Input(("batch", tokens, recipe.width))}, ["cache"]),
-        "expert": Graph(model.expert, noisy("batch", "windows"), ["velocity"]),
+        "expert": Graph(model.expert, noisy("batch", "windows") | of_each, ["velocity"]),
         "guide": replace(guide, module=traced),
     }
 

@@ -251,8 +251,9 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
     the cheaper draft; ``tokens`` decodes one of 256 bins after the other, trained on labels ``smooth``ed over so many
     bins. Observations are those of :class:`PolicyRecipe`. ``auxiliary`` is a numeric observation of the demonstrations,
     such as ``privileged.scene``, that a readout of the prefix, which is not exported, learns to predict. ``draws`` of a
-    flow are times and noises per window. ``snapshots`` intermediate bundles ``BUNDLE-STEP`` are made; select the best
-    by rollouts: the loss on held-out demonstrations does not predict success.
+    flow are times and noises per window; with ``delays`` it learns to continue d actions under way, d uniform from 0 to
+    ``delays`` (training-time RTC). ``snapshots`` intermediate bundles ``BUNDLE-STEP`` are made; select the best by
+    rollouts: the loss on held-out demonstrations does not predict success.
     """
 
     kind: Literal["flow", "regression", "tokens"]
@@ -273,6 +274,7 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
     steps: Count = 8000
     batch: Count = 128
     draws: Count = 2
+    delays: WholeNumber = 0
     learning_rate: Positive = 1e-3
     weight_decay: NotNegative = 1e-2
     warmup: WholeNumber = 200
@@ -291,6 +293,8 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
             )
         if self.smooth and self.kind != "tokens":
             raise ConfigError(f"smooth is for the labels of tokens; leave it out of a recipe of kind {self.kind!r}")
+        if self.delays and (self.kind != "flow" or self.delays >= self.chunk):
+            raise ConfigError(f"delays are for a recipe of kind 'flow', and below chunk = {self.chunk}")
         if self.width % (2 * self.heads):
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
