@@ -110,6 +110,13 @@ def tiny_flow(shared: Path) -> Path:
     return trained(shared / "tiny-flow", TINY_FLOW) / "bundles" / "tiny-flow"
 
 
+@pytest.fixture(scope="session")
+def tiny_rtc(shared: Path) -> Path:
+    """The same of ball-chase, trained for delays. Read only."""
+    recipe = TINY_FLOW.replace('"ball"', '"ball-chase"').replace("tiny-flow", "tiny-rtc")
+    return trained(shared / "tiny-rtc", f"{recipe}delays = 4\n") / "bundles" / "tiny-rtc"
+
+
 @pytest.fixture
 def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of the tiny bundle, to be damaged."""

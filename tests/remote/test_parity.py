@@ -12,18 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.children import wait_for
 from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal, timeouts
+from tests.robot.test_chunks import Timed
 from tests.served import certify
 
 import specact
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError, MissError, ObservationError, RemoteError
 from specact.execution.player import LateVerdicts
-from specact.execution.schedule import inpainting_of
+from specact.execution.schedule import Execution, inpainting_of
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.pair import ChunkParts, PairSpec
-from specact.families.chunks.policy import spec_of
+from specact.families.chunks.policy import Chunk, Inpainting, spec_of
 from specact.families.chunks.remote import target_endpoint
 from specact.gates import ActionDeviation, Always, Gate
 from specact.lab.rollout.processes import ServerProcess, serving
@@ -31,8 +33,9 @@ from specact.observation import ObservationHistory, Window
 from specact.pair import LocalTarget, Pending
 from specact.remote import Client, RemoteTarget, remote_verifier
 from specact.rng import Role, StepAddress, stream
+from specact.robot.chunks import ChunkRunner, ChunkSource, LocalSource
 from specact.systems.corrector import CorrectorParts, CorrectorSpec, Staleness
-from specact.types import ActionUnits, StepRecord
+from specact.types import ActionUnits, Miss, StepRecord, VirtualClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 SERVED, TOKEN = "ball-chase-flow", "open-sesame-0123456789"
@@ -216,6 +219,40 @@ def test_a_policy_by_its_address_is_the_policy(flow: FlowBundle, flow_server: Se
         np.testing.assert_array_equal(policy.ask(window, StepAddress(1, 2, 3, 4), inpainting), continued)
         with pytest.raises(ObservationError, match="state"):
             policy({"pose": np.zeros(12)})
+
+
+class Told:
+    """A source that keeps how many actions under way it was told of."""
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.spec, self.inpaints, self._source = source.spec, source.inpaints, source
+        self.committed: list[int] = []
+
+    def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
+        self.committed.append(0 if inpainting is None else len(inpainting.committed))
+        return self._source.ask(window, address, inpainting)
+
+
+def test_real_time_chunking_over_sockets_is_that_of_the_virtual_link(
+    flow: FlowBundle, flow_server: ServerProcess, tiny_rtc: Path
+) -> None:
+    """By guidance, and of a policy trained for delays: the same actions, to the bit."""
+    execution = Execution("inpainting", 6, 4)
+
+    def played(source: ChunkSource) -> tuple[list[NDArray[np.float32]], list[int]]:
+        clock, told, sent = VirtualClock(), Told(source), []
+        runner = ChunkRunner(Timed(told, clock, 0.14), execution, period_s=0.05, clock=clock, seed=3)
+        for step in range(40):
+            sent.append(runner.act(seen(step)))
+            clock.sleep(0.05)
+        return [action for action in sent if action is not None], told.committed
+
+    with serving(str(tiny_rtc), "--max-batch", "1", environment={"SPECACT_TOKEN": TOKEN}) as process:
+        for bundle, port in ((flow, flow_server.port), (load_flow(tiny_rtc), process.port)):
+            with specact.connect(f"ws://127.0.0.1:{port}", token=TOKEN, deadline_ms=PATIENT_MS) as policy:
+                (here, committed), there = played(LocalSource(bundle.policy())), played(policy)
+            np.testing.assert_array_equal(here, there[0])
+            assert committed == there[1] and max(committed) == 3 and len(here) > 30
 
 
 @pytest.mark.parametrize("wrong", [{"low": [0, 0]}, {"high": [1]}, {"low": [2, 2]}, {"low": "x"}, {"high": [1e300, 1]}])
