@@ -51,7 +51,7 @@ MADE: dict[Callable[..., Any], Mapping[str, Any]] = {
     LinkBudget: {"bytes_per_s": 1.0, "request_bytes": 1.0, "inferences_hz": 1.0},
     LatencyBudget: {"seconds": 1.0},
     Controller: {"inner": Never(), "budget": RateBudget(0.5)},
-    Execution: {"kind": "naive", "execute": 4},
+    Execution: {"kind": "append", "execute": 4},
     FlashSettings: {"execute": 4},
     Reuse: {},
     Field: {"shape": (2,)},

@@ -70,6 +70,25 @@ def test_an_unusable_observation_holds_the_last_action_until_it_is_too_old() -> 
     assert np.array_equal(rule.hold(BLIND), [0.0, 0.0])  # type: ignore[arg-type]
 
 
+def test_after_so_many_idle_steps_the_robot_stands_still_until_it_has_seen_something_newer() -> None:
+    rule, clock = safety(Fallback(stop_action=STILL, max_idle_steps=2))
+    rule.see(clock.now())
+    moving = rule.send(action(0.25, 0.75)).tolist()
+    held = []
+    for _ in range(4):
+        clock.sleep(0.1)
+        held.append(rule.hold(BLIND).tolist())  # type: ignore[union-attr]
+    assert held == [moving, moving, list(STILL), list(STILL)]
+    assert rule.outages == 1 and rule.outage and rule.fresh_s == pytest.approx(0.3)
+    # What is left of the old chunk is not played.
+    assert rule.expired
+    clock.sleep(0.1)
+    rule.see(clock.now())
+    rule.send(action(0.0, 0.0))
+    assert not rule.outage and not rule.expired
+    assert np.array_equal(rule.hold(BLIND), [0.0, 0.0]), "the count begins anew"  # type: ignore[arg-type]
+
+
 def test_a_robot_that_only_has_a_method_stop_is_stopped_for_good() -> None:
     rule, clock = safety(Fallback(), Stoppable())
     rule.send(action(0.25, 0.75))

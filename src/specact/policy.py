@@ -34,6 +34,8 @@ class SpeculativePolicy:
     A pair or gate of the wrong type, a negative seed or robot, or an unfit stop action is a ConfigError.
     """
 
+    starved_by = ""  # it always has an action
+
     def __init__(
         self,
         pair: Pair[Any],
@@ -82,6 +84,7 @@ class SpeculativePolicy:
         # Of the last inference, and of the last one that asked.
         self.record: StepRecord | None = None
         self._asking: StepRecord | None = None
+        self.seam = False
         self._inference: Callable[[], StepRecord] | None = None
 
     @property
@@ -126,6 +129,7 @@ class SpeculativePolicy:
 
         Several policies can all ask before the first of them finishes, so that their target answers in one batch.
         """
+        self.seam = False
         if self.safety.expired:
             self._player.reset()
         self._apply_late_verdict()
@@ -140,6 +144,7 @@ class SpeculativePolicy:
             record = self.record = inference()
             self._asking = record if record.decision.transmit else self._asking
             self._player.put(record.proposal.actions, record.actions)
+            self.seam |= not self._corrects
             for follower in self._followers:
                 follower.on_inference(record)
             self._tell_verified(record)
@@ -233,5 +238,6 @@ class SpeculativePolicy:
 
     def _tell_verified(self, record: StepRecord) -> None:
         if record.outcome is not None:
+            self.seam = True
             for follower in self._followers:
                 follower.on_verified(record)

@@ -15,6 +15,7 @@ from specact.types import Chunk, Clock, Units
 
 NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
 OnMiss = Literal["execute_draft", "hold_last", "stop"]
+Idle = Literal["hold_last", "stop_action", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Fallback:
         stop_action: makes the robot stand still; needed to stop or hold it
         max_chunk_age_ms: greatest age of an executed action's observation [ms]
         max_stall_ms: the robot is stopped if observe or act takes longer
+        max_idle_steps: after more periods in a row without a policy's action an outage begins
 
     Raises:
         ConfigError: for a value that is not allowed, or if a required stop action is missing.
@@ -37,6 +39,7 @@ class Fallback:
     stop_action: tuple[float, ...] | None = None
     max_chunk_age_ms: Positive | None = None
     max_stall_ms: Positive = 2000.0
+    max_idle_steps: WholeNumber | None = None
 
     def __post_init__(self) -> None:
         if self.stop_action is not None:
@@ -58,7 +61,9 @@ class Safety:
 
     An action whose observation is older than ``max_age_s`` [s] has ``expired``: it is held no longer, and its chunk is
     dropped. That is the fallback's age, or else ``usual_age_s``, which only a failure exceeds, where the robot can be
-    stopped, by a stop action or its own ``stop``. Once ``stopped``, every action is the stop action, until a reset.
+    stopped, by a stop action or its own ``stop``. The same time without a policy's action, or ``max_idle_steps``, is
+    an ``outage``: the robot stands still, and resumes only with what it observed since then, at ``fresh_s`` [s] or
+    later; ``outages`` counts them. Once ``stopped``, every action is the stop action, until a reset.
 
     Raises:
         ConfigError: if the stop action does not fit the units.
@@ -67,6 +72,7 @@ class Safety:
     def __init__(self, fallback: Fallback, units: Units, clock: Clock, usual_age_s: float) -> None:
         self.fallback, self._units, self._clock, self._usual_age_s = fallback, units, clock, usual_age_s
         self._stop = None if self.stop_action is None else units.normalise(self.stop_action)
+        self.outages = 0
         self.attach(None)
         self.reset()
 
@@ -82,7 +88,9 @@ class Safety:
         self.stopped = self._outdated = False
         # Consecutive failed requests, and control steps in a row without a usable observation.
         self._misses = self._blind = 0
-        self._seen_s = self._clock.now()
+        self._seen_s = self._sent_s = self._clock.now()
+        # Periods in a row without a policy's action, whether they are too many, and when the last outage began.
+        self._idle, self.outage, self.fresh_s = 0, False, -math.inf
         # The last two actions, in the policy's units.
         self._last: Chunk | None = None
         self._before_last = self._stop
@@ -100,7 +108,7 @@ class Safety:
     @property
     def expired(self) -> bool:
         """Whether the observation behind the last action is too old."""
-        return self._outdated or self._clock.now() - self._seen_s > self.max_age_s
+        return self._outdated or self._seen_s < self.fresh_s or self._clock.now() - self._seen_s > self.max_age_s
 
     def expire(self) -> None:
         """Declares the last action too old, as after a suspension."""
@@ -110,10 +118,15 @@ class Safety:
         """The next action is based on an observation made at this time [s]."""
         self._seen_s, self._outdated = at_s, False
 
-    def rest(self, at_s: float) -> None:
-        """The policy has no action for a usable observation made at this time [s]."""
+    def rest(self, at_s: float, idle: Idle) -> NDArray[np.float32] | None:
+        """What is sent where the policy has no action for a usable observation made at this time [s]; None: nothing."""
         self._blind = 0
         self.see(at_s)
+        if self._last is not None:
+            self._starve(at_s, at_s - self._sent_s > self.max_age_s)
+            if self.outage or idle == "stop_action":
+                return self.stand()
+        return None if idle == "nothing" else self.stop_action if self._last is None else self.last
 
     def answered(self) -> None:
         """A request succeeded: the run of consecutive misses ends."""
@@ -140,7 +153,8 @@ class Safety:
         sent = self._units.to_environment(action)
         if not all(map(math.isfinite, sent.tolist())):
             raise ObservationError(NOT_FINITE)
-        self._blind = 0
+        self._blind = self._idle = 0
+        self._sent_s, self.outage = self._clock.now(), False
         self._before_last, self._last = self._stop if self._last is None else self._last, action
         return sent
 
@@ -149,13 +163,14 @@ class Safety:
         self._last = self._before_last
 
     def hold(self, error: ObservationError) -> NDArray[np.float32] | None:
-        """The last action or, once it has expired, :meth:`stand`; raises the error if the episode had no action yet."""
+        """The last action or, in an outage, :meth:`stand`; raises the error if the episode had no action yet."""
         if self._last is None:
             raise error
         self._blind += 1
         self._stop_if_due()
+        self._starve(self._clock.now(), self.expired)
         stoppable = self._stop is not None or self._robot_stops
-        return self.stand() if self.stopped or (self.expired and stoppable) else self.last
+        return self.stand() if self.stopped or (self.outage and stoppable) else self.last
 
     def stand(self) -> NDArray[np.float32] | None:
         """The stop action, where the last action must not be held; without one, a robot with ``stop`` has to stop."""
@@ -166,6 +181,14 @@ class Safety:
     def last(self) -> NDArray[np.float32] | None:
         """The last action ``[A]``, in the environment's units; a copy, because robots may convert it in place."""
         return None if self._last is None else self._units.to_environment(self._last)
+
+    def _starve(self, at_s: float, expired: bool) -> None:
+        """Another period, of this time [s], is without a policy's action."""
+        most = self.fallback.max_idle_steps
+        self._idle += 1
+        if not self.outage and (expired or (most is not None and self._idle > most)):
+            self.outage, self.fresh_s = True, at_s
+            self.outages += 1
 
     def _stop_if_due(self) -> None:
         most = self.fallback.max_consecutive_misses

@@ -24,7 +24,7 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.mark.parametrize("execution", ["naive", "roll_forward"])
+@pytest.mark.parametrize("execution", ["append", "roll_forward"])
 def test_a_simulated_robot_plays_a_flow_policy_of_this_device(life: Life, execution: str) -> None:
     done = life.run(*FLOW, "--execution", execution, "--steps", "2", "--episodes", "1", "--json")
     assert done.status == 0, done.remarks
@@ -59,7 +59,7 @@ def test_a_server_that_fails_says_so_once(life: Life, environment: dict[str, str
 
 def test_a_simulated_robot_plays_a_policy_of_a_server(life: Life, server: ServerProcess) -> None:
     summary = life.run(
-        "play", f"ws://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", "inpainting",
+        "play", f"ws://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", "rtc",
         "--execute-actions", "10", "--overlap-actions", "6", "--episodes", "1", "--deadline-ms", "5000", "--json",
     ).summary  # fmt: skip
     assert summary["missed"] == {}

@@ -15,7 +15,7 @@ from specact.execution.schedule import Execution, inpainting_of, soft_mask
     ("given", "named"),
     [
         (("synchronous", 4, 1), "overlap"),
-        (("naive", 4, 5), "overlap"),
+        (("append", 4, 5), "overlap"),
     ],
 )
 def test_numbers_out_of_range(given: Any, named: str) -> None:
@@ -26,8 +26,8 @@ def test_numbers_out_of_range(given: Any, named: str) -> None:
 @pytest.mark.parametrize(
     ("execution", "able", "named"),
     [
-        (Execution("naive", CHUNK + 1, 1), True, "execute"),
-        (Execution("inpainting", CHUNK, CHUNK), False, "inpaint"),
+        (Execution("append", CHUNK + 1, 1), True, "execute"),
+        (Execution("rtc", CHUNK, CHUNK), False, "inpaint"),
         (Execution("roll_forward", CHUNK, 1), False, "roll_forward"),
     ],
 )

@@ -281,11 +281,13 @@ def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: A
     return {"steps": found, "counts": dict(sorted(runner.counts.items()))}
 
 
+# Named as they were recorded.
+_KINDS = {"naive": "append", "inpainting": "rtc"}
 for _kind, _overlap in {"synchronous": 0, "naive": 4, "aligned": 6, "roll_forward": 4, "inpainting": 6}.items():
-    CASES[f"runner-{_kind}"] = partial(run_chunks, _kind, 8, _overlap)
+    CASES[f"runner-{_kind}"] = partial(run_chunks, _KINDS.get(_kind, _kind), 8, _overlap)
 CASES |= {
     "runner-deadline": partial(run_chunks, "aligned", 6, 3, deadline_s=0.5, idle="nothing"),
-    "runner-age": partial(run_chunks, "naive", 8, 4, max_chunk_age_ms=550.0),
+    "runner-age": partial(run_chunks, "append", 8, 4, max_chunk_age_ms=550.0),
     "runner-stop": partial(run_chunks, "aligned", 6, 2, deadline_s=0.5, idle="stop_action", stops_after=1),
 }
 

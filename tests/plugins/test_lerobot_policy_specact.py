@@ -281,7 +281,7 @@ def test_the_fallback_acts_when_the_server_is_gone(
         ({"bundle": str(BALL), "n_action_steps": 2}, r"--policy.n_action_steps is not for a bundle"),
         ({"bundle": str(BALL), "execution": "aligned"}, r"synchronous or late, got --policy.execution=aligned"),
         ({"server": "ws://127.0.0.1:9", "hold": True}, r"--policy.hold is not for a policy on a server without"),
-        ({"server": "ws://127.0.0.1:9", "execution": "late"}, r"one of synchronous, naive, aligned, inpainting"),
+        ({"server": "ws://127.0.0.1:9", "execution": "late"}, r"one of synchronous, append, aligned, rtc"),
         ({"server": "ws://127.0.0.1:9", "draft": "x"}, r"needs a calibration, .* --policy.hold=true"),
     ],
 )  # fmt: skip

@@ -237,7 +237,7 @@ def test_real_time_chunking_over_sockets_is_that_of_the_virtual_link(
     flow: FlowBundle, flow_server: ServerProcess, tiny_rtc: Path
 ) -> None:
     """By guidance, and of a policy trained for delays: the same actions, to the bit."""
-    execution = Execution("inpainting", 6, 4)
+    execution = Execution("rtc", 6, 4)
 
     def played(source: ChunkSource) -> tuple[list[NDArray[np.float32]], list[int]]:
         clock, told, sent = VirtualClock(), Told(source), []

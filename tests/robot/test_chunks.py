@@ -89,8 +89,8 @@ class Within(Clock):
 @pytest.mark.parametrize(
     ("kind", "execute", "overlap"),
     [
-        ("synchronous", 4, 0), ("naive", 4, 2), ("naive", 4, 4), ("aligned", CHUNK, 3), ("aligned", 4, 2),
-        ("inpainting", CHUNK, 3), ("roll_forward", 4, 2),
+        ("synchronous", 4, 0), ("append", 4, 2), ("append", 4, 4), ("aligned", CHUNK, 3), ("aligned", 4, 2),
+        ("rtc", CHUNK, 3), ("roll_forward", 4, 2),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("latency_s", [0.0, 0.03, 0.12, 0.2, 0.33, 0.61])
@@ -219,7 +219,7 @@ def test_without_an_answer_a_robot_that_can_stop_holds_its_last_action_until_it_
 
 
 def test_an_unusable_observation_holds_the_last_action_and_the_time_of_aligned_actions_goes_on() -> None:
-    for execution, then in ((Execution("aligned", 6, 1), 14.0), (Execution("naive", 6, 1), 13.0)):
+    for execution, then in ((Execution("aligned", 6, 1), 14.0), (Execution("append", 6, 1), 13.0)):
         arm = Arm(VirtualClock(), frozenset({3}))
         _, ticks = drive(arm, Answers(), execution, 5, 0.0)
         assert [action for _, action in arm.moved] == [10, 11, 12, 12, then]
@@ -240,14 +240,14 @@ LOST = Miss("overloaded", OffloadTimes())
 
 def test_misses_are_counted_by_cause_and_the_next_control_step_asks_again() -> None:
     arm, source = Arm(VirtualClock()), Answers(None, LOST, Miss("invalid", OffloadTimes()))
-    runner, _ = drive(arm, source, Execution("naive", 2), 7, 0.0)
+    runner, _ = drive(arm, source, Execution("append", 2), 7, 0.0)
     assert [action for _, action in arm.moved] == [10, 11, 11, 11, 40, 41, 50]
     assert runner.summary()["missed"] == {"overloaded": 1, "invalid": 1} and runner.counts["inferences"] == 3
 
 
 def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() -> None:
     arm = Arm(VirtualClock())
-    runner, _ = drive(arm, Answers(), Execution("naive", 2), 14, 0.0, 5 * PERIOD, 0.0, deadline_s=2 * PERIOD)
+    runner, _ = drive(arm, Answers(), Execution("append", 2), 14, 0.0, 5 * PERIOD, 0.0, deadline_s=2 * PERIOD)
     # Chunk 2 comes after two deadlines; chunk 3 is asked for when it is there.
     assert [action for _, action in arm.moved][:9] == [10, 11, 11, 11, 11, 11, 11, 30, 31]
     assert runner.summary()["missed"] == {"deadline": 1}
@@ -263,8 +263,44 @@ def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
 
     for limit_ms, then in ((1e3, 20.0), (None, 12.0)):
         arm = Suspended(VirtualClock())
-        drive(arm, Answers(), Execution("naive", 6, 0), 3, 0.0, fallback=Fallback(max_chunk_age_ms=limit_ms))
+        drive(arm, Answers(), Execution("append", 6, 0), 3, 0.0, fallback=Fallback(max_chunk_age_ms=limit_ms))
         assert [action for _, action in arm.moved] == [10.0, 11.0, then]
+
+
+def test_after_an_outage_only_a_chunk_of_a_later_observation_resumes() -> None:
+    """The second chunk takes six periods. Held for three, the robot stands still, and then that chunk is too old.
+
+    Without the bound it is played: what it was meant for is six periods ago.
+    """
+    bounded = [10, 11, 11, 11, 11, IDLE, IDLE, IDLE, 30, 31]
+    for most, played in ((3, bounded), (None, [10, 11, 11, 11, 11, 11, 11, 11, 20, 21])):
+        arm, fallback = Arm(VirtualClock()), Fallback(stop_action=STILL, max_idle_steps=most)
+        execution, latencies = Execution("append", 2), (0.0, 6 * PERIOD, 0.0)
+        runner, ticks = drive(arm, Answers(), execution, 10, *latencies, fallback=fallback)
+        assert [action for _, action in arm.moved][:10] == played
+        assert runner.summary()["missed"] == ({} if most is None else {"stale": 1})
+        assert runner.safety.outages == (most is not None)
+        assert runner.summary()["starved"] == {"inference": 6}
+        assert [tick.starved_by for tick in ticks] == [*[""] * 2, *["inference"] * 6, *[""] * 2]
+        assert [at for at, tick in enumerate(ticks) if tick.seam] == [0, 8]
+
+
+def test_an_idle_period_is_counted_by_the_last_miss_before_it() -> None:
+    arm, latencies = Arm(VirtualClock()), (0.0, 0.0, 2 * PERIOD)
+    runner, _ = drive(arm, Answers(None, LOST), Execution("append", 2), 6, *latencies)
+    assert [action for _, action in arm.moved][:6] == [10, 11, 11, 11, 11, 30]
+    assert runner.summary()["starved"] == {"overloaded": 3} and runner.summary()["idle"] == 3
+
+
+def test_the_next_chunk_continues_what_is_held_meanwhile() -> None:
+    """Real-time chunking after the chunk has run out: the last command is the prefix, for as long as a reply takes."""
+    for idle, committed in (("hold_last", 2), ("stop_action", 0)):
+        arm, policy = Arm(VirtualClock()), Prophet(inpaints=True)
+        fallback = Fallback(stop_action=STILL)
+        drive(arm, LocalSource(policy), Execution("rtc", 4), 12, 2 * PERIOD, idle=idle, fallback=fallback)
+        told, last = policy.told[1], arm.moved[3][1]
+        assert policy.told[0] is None and told is not None
+        assert told.committed[:, 0].tolist() == [last] * committed
 
 
 @pytest.mark.parametrize("fallback", [Fallback(), Fallback(stop_action=STILL)])
@@ -277,7 +313,7 @@ def test_an_action_is_held_no_longer_than_a_chunk_may_be_old(fallback: Fallback)
 
 
 def test_chunks_too_late_for_any_of_their_actions_are_misses() -> None:
-    for execution, age_ms in ((Execution("aligned", 4, 3), None), (Execution("naive", 4, 3), 5e3 * PERIOD)):
+    for execution, age_ms in ((Execution("aligned", 4, 3), None), (Execution("append", 4, 3), 5e3 * PERIOD)):
         arm, fallback = Arm(VirtualClock()), Fallback("execute_draft", 1, STILL, age_ms)
         runner, _ = drive(arm, Answers(), execution, 30, 0.0, 6 * PERIOD, fallback=fallback)
         assert runner.safety.stopped and runner.summary()["missed"] == {"deadline": 2}
@@ -306,7 +342,7 @@ def test_a_robot_may_change_the_action_that_it_is_given() -> None:
 def test_an_error_of_the_policy_ends_the_loop_in_a_stop(error: type[BaseException]) -> None:
     arm = Arm(VirtualClock())
     with InferenceThread(Answers(None, error("out of memory"))) as inference:
-        runner = ChunkRunner(inference, Execution("naive", 2), period_s=PERIOD, fallback=Fallback(stop_action=STILL))
+        runner = ChunkRunner(inference, Execution("append", 2), period_s=PERIOD, fallback=Fallback(stop_action=STILL))
         with pytest.raises(RuntimeError, match="out of memory"):
             run_loop(arm, runner, PERIOD, arm.clock, lambda: True, lambda tick: None)
     assert arm.moved[-1][1] == IDLE
@@ -315,7 +351,7 @@ def test_an_error_of_the_policy_ends_the_loop_in_a_stop(error: type[BaseExceptio
 def test_another_episode_uses_nothing_of_the_last_one() -> None:
     arm = Arm(VirtualClock())
     source = Answers()
-    runner = ChunkRunner(Timed(source, arm.clock, PERIOD), Execution("naive", 4), period_s=PERIOD, clock=arm.clock)
+    runner = ChunkRunner(Timed(source, arm.clock, PERIOD), Execution("append", 4), period_s=PERIOD, clock=arm.clock)
     assert runner.act(arm.observe()) is None
     runner.reset(episode=1)
     # Of the chunk that was under way nothing is played, and the next is asked for when it is out of the way.
@@ -347,7 +383,7 @@ class Held(Prophet):
 def test_the_loop_goes_on_while_the_policy_thinks() -> None:
     policy, arm, noted = Held(), Arm(VirtualClock()), list[Tick]()
     with InferenceThread(LocalSource(policy)) as inference:
-        runner = ChunkRunner(inference, Execution("naive", 4, 4), period_s=0.01, clock=arm.clock)
+        runner = ChunkRunner(inference, Execution("append", 4, 4), period_s=0.01, clock=arm.clock)
 
         def proceed() -> bool:
             # The second inference is held for as long as the robot takes to play the first chunk and to idle.
@@ -382,8 +418,8 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"execution": Execution("naive", 9)}, "execute"),
-        ({"execution": Execution("inpainting", 4)}, "inpaint"),
+        ({"execution": Execution("append", 9)}, "execute"),
+        ({"execution": Execution("rtc", 4)}, "inpaint"),
         ({"execution": Execution("roll_forward", 4)}, "roll_forward"),
         ({"idle": "sleep"}, "idle"),
         ({"idle": "stop_action"}, "stop_action"),
@@ -394,7 +430,7 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], named: str) -> None:
     source = Timed(LocalSource(Prophet()), VirtualClock(), 0.0)
     with pytest.raises(ConfigError, match=named):
-        ChunkRunner(source, **{"execution": Execution("naive", 4)} | options)
+        ChunkRunner(source, **{"execution": Execution("append", 4)} | options)
 
 
 @pytest.mark.parametrize(("first", "sent", "misses"), [(1.5, 1.0, {}), (1e30, None, {"invalid": 1})])
@@ -425,7 +461,7 @@ def test_an_answer_of_another_shape_or_that_is_not_finite_is_not_played() -> Non
 
 def test_the_summary_counts_what_there_was() -> None:
     arm, journal = Arm(VirtualClock()), Journal(PERIOD)
-    runner, ticks = drive(arm, Answers(None, LOST), Execution("naive", 2), 6, PERIOD)
+    runner, ticks = drive(arm, Answers(None, LOST), Execution("append", 2), 6, PERIOD)
     for tick in ticks:
         journal.note(tick)
     summary = journal.summary() | runner.summary()

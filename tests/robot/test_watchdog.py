@@ -29,6 +29,7 @@ class Constant:
 
     record: StepRecord | None = None
     origin = Origin.REPLACED
+    seam, starved_by = False, ""
 
     def __init__(self, fallback: Fallback) -> None:
         self.safety = Safety(fallback, ActionRange([-1.0], [1.0]), Clock(), 60.0)

@@ -135,6 +135,7 @@ class Session(Options):
             plan.note(tick)
 
         def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
+            journal.begin()
             if recorder is not None:
                 driven = recorder.begin(driven, acting, episode)
             run_loop(driven, acting, plan.period_s, Clock(), lambda: proceed() and not acting.safety.stopped, note)
@@ -167,7 +168,8 @@ class Session(Options):
             recording = None if recorder is None else recorder.close()
             if acting is not None:
                 summary = plan.summarise(journal, acting) | {
-                    "episodes": outcomes, "stopped": acting.safety.stopped, "stopped_by": self._stopped_by(real),
+                    "episodes": outcomes, "outages": acting.safety.outages, "stopped": acting.safety.stopped,
+                    "stopped_by": self._stopped_by(real),
                     "recording": recording,
                 }  # fmt: skip
                 if summary["periods"]:

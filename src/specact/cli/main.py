@@ -80,6 +80,8 @@ OLD = {
     "export --bundle": "specact export RUN/bundles/NAME",
     **dict.fromkeys(("eval --mse", "eval --data", "eval --demonstrations"), "specact offline eval, for errors"),
     "proxy --netem": "specact netem DEVICE",
+    "play --execution naive": "--execution append",
+    "play --execution inpainting": "--execution rtc",
 }
 # Options of earlier versions, still read, for what is now a verb's first word.
 _NAMED = dict.fromkeys(("demo", "run", "doctor", "calibrate", "eval", "advise"), "--bundle")

@@ -33,8 +33,8 @@ class Play(Options):
     # a server (ws://, wss:// or openpi:ws://HOST:PORT#FILE.toml), a bundle, BUNDLE#target, a .toml file,
     # lerobot:PATH@HZ, MODULE:NAME
     policy: Positional[str]
-    # synchronous idles meanwhile; naive appends the next chunk; aligned plays actions at their time;
-    # roll_forward (without fine-tuning) shows the robot as it will be; inpainting keeps the old chunk
+    # synchronous idles meanwhile; append plays the next chunk after this one; aligned plays actions at their time;
+    # roll_forward (without fine-tuning) shows the robot as it will be; rtc continues the old chunk
     execution: Kind = "synchronous"
     execute_actions: Maybe[Count] = None  # actions of a chunk that are played; half if not given
     overlap_actions: Maybe[WholeNumber] = None  # as few are left when the next inference begins

@@ -7,3 +7,4 @@ from specact.execution.schedule import Played as Played
 from specact.execution.schedule import Schedule as Schedule
 from specact.execution.schedule import inpainting_of as inpainting_of
 from specact.execution.schedule import soft_mask as soft_mask
+from specact.execution.seams import Seams as Seams

@@ -17,7 +17,7 @@ from specact.records import Count, WholeNumber, check_fields
 NOW_S = 1e-9  # times closer than this are equal; rounding errors of summed control periods are smaller
 _LATENCY_WINDOW = 10  # real-time chunking assumes the longest of so many latencies, as in its paper
 
-Kind = Literal["synchronous", "naive", "aligned", "roll_forward", "inpainting"]
+Kind = Literal["synchronous", "append", "aligned", "roll_forward", "rtc"]
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Execution:
     """
 
     # synchronous: the robot waits for the inference; the overlap is 0.
-    # naive: the new chunk follows the old one. Its observation is max(T_inf, m T_act) old by then, and a chunk takes
-    #   n T_act + max(0, T_inf - m T_act): the asynchronous inference of "The Speedup Paradox" (arXiv 2606.28529).
-    # roll_forward: naive, but the robot's state in the observation is rolled forward through the overlapping actions;
+    # append: the new chunk follows the old one. Its observation is max(T_inf, m T_act) old by then, and a chunk takes
+    #   n T_act + max(0, T_inf - m T_act): the naive asynchronous inference of "The Speedup Paradox" (2606.28529).
+    # roll_forward: append, but the robot's state in the observation is rolled forward through the overlapping actions;
     #   the rest is as stale as before. VLASH (arXiv 2512.01031) without its fine-tuning on random offsets of the state.
     # aligned: actions have timestamps, the first one that of the observation. Of a new chunk those of the first n that
     #   are past are dropped, the others replace the remaining actions (LeRobot's asynchronous inference). If an
     #   inference takes longer than n actions, nothing of its chunk is played and the robot idles.
-    # inpainting: aligned, with a new chunk that is consistent with the old one (real-time chunking), see soft_mask.
+    # rtc: aligned, with a new chunk that continues the old one (real-time chunking), see soft_mask.
     kind: Kind
     execute: Count
     overlap: WholeNumber = 0
@@ -53,7 +53,7 @@ class Execution:
     @property
     def by_time(self) -> bool:
         """Whether actions are played by timestamp; otherwise one after the other."""
-        return self.kind in ("aligned", "inpainting")
+        return self.kind in ("aligned", "rtc")
 
     def check(self, spec: ChunkSpec, *, inpaints: bool, rolls_forward: bool) -> None:
         """Refuses a policy that cannot be executed in this way, without inpainting or a model that rolls forward.
@@ -63,12 +63,12 @@ class Execution:
         """
         if self.execute > spec.chunk:
             raise ConfigError(f"execute must be at most the {spec.chunk} actions of a chunk, got {self.execute}")
-        if self.kind == "inpainting" and not inpaints:
+        if self.kind == "rtc" and not inpaints:
             raise ConfigError("this policy cannot inpaint; choose aligned execution for it, or a flow policy")
         if self.kind == "roll_forward" and not rolls_forward:
             raise ConfigError(
                 "this execution needs a model of the robot, and there is none; give the robot a method "
-                "roll_forward(observation, actions), or the task one, or choose naive execution"
+                "roll_forward(observation, actions), or the task one, or choose append execution"
             )
 
 
@@ -120,14 +120,19 @@ class Schedule:
         """The remaining actions ``[r, A]`` that the observation is rolled forward through; None for other kinds."""
         return self._chunk[self._next : self._end] if self._execution.kind == "roll_forward" else None
 
-    @property
-    def inpainting(self) -> Inpainting | None:
-        """Inpainting from the current chunk, or None; the assumed delay is the longest of the last latencies."""
-        rest = self._chunk[self._next :]
-        if self._execution.kind != "inpainting" or not len(rest):
+    def inpainting(self, held: Chunk | None = None) -> Inpainting | None:
+        """Inpainting from the current chunk, or None; the assumed delay is the longest of the last latencies.
+
+        Where the chunk has run out and an action ``[A]`` is ``held`` meanwhile, that is what the new one continues.
+        """
+        if self._execution.kind != "rtc" or not self._latencies:
             return None
         delay = ceil(max(self._latencies) / self._period_s - NOW_S)
-        return inpainting_of(rest, min(delay, self.left), self._shape[0])
+        rest, certain = self._chunk[self._next :], min(delay, self.left)
+        if held is not None and not self.left:
+            certain = min(delay, self._execution.execute - 1)
+            rest = np.repeat(held[None], certain, axis=0)
+        return inpainting_of(rest, certain, self._shape[0]) if len(rest) else None
 
     def ask(self, now: float) -> None:
         """Records the start of an inference on an observation made now [s]."""

@@ -11,7 +11,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,10 +25,9 @@ from specact.pair import Pending
 from specact.records import validated
 from specact.rng import Role, StepAddress, StepStreams
 from specact.robot.loop import quantiles_ms, recent_times
-from specact.safety import EXECUTE_DRAFT, Fallback, Safety
+from specact.safety import EXECUTE_DRAFT, Fallback, Idle, Safety
 from specact.types import CLOCK, NO_OFFLOAD, Clock, Miss, Origin, StepRecord, check_action
 
-Idle = Literal["hold_last", "stop_action", "nothing"]
 _SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
 # No robot has larger actions; their squares and differences are finite in float32.
 _LARGEST = np.array(1e15, np.float32)
@@ -195,12 +194,15 @@ def _timed(source: ChunkSource, window: Window, address: StepAddress, inpainting
 class ChunkRunner:
     """Provides a robot's actions for :func:`~specact.robot.loop.run_loop`; it never blocks on the policy.
 
-    A step without an action is idle: it sends the stop action, or until the last action is too old that one or nothing.
-    Misses are failed inferences, and chunks too late for any action; chunks far outside ``action_range`` fail.
-    ``roll_forward`` is a model of the robot: the observation after the actions ``[r, A]``.
+    A step without an action is idle: it sends the stop action, or until an outage the last one or nothing. Misses are
+    failed inferences, and chunks too late for any of their actions, or older than an outage (``stale``); chunks far
+    outside ``action_range`` fail. ``roll_forward`` is a model of the robot: the observation after the actions
+    ``[r, A]``.
 
     Attributes:
         counts: successful ``inferences``, ``chunks`` played, ``idle`` steps, and misses by cause.
+        starved, starved_by: idle steps by cause, the last miss since an action or else ``inference``; of this step.
+        seam: whether the last action is the first of its chunk.
         ended, safety: the last inference of the episode that has ended, and what the robot does on failures.
         record: None; a policy without a draft and a gate has no step records.
     """
@@ -231,6 +233,7 @@ class ChunkRunner:
             raise ConfigError(f"deadline_s must be above 0, got {deadline_s}")
         self.clock = clock
         self.counts: Counter[str] = Counter()
+        self.starved: Counter[str] = Counter()
         self._latencies_s, self._ages_s = recent_times(), 0.0
         self._inference, self._idle, self._deadline_s = inference, idle, deadline_s
         self._range = ActionRange.unknown(spec.actions) if action_range is None else action_range
@@ -253,8 +256,9 @@ class ChunkRunner:
             part.reset()
         # Address of the inference whose result will be used, and start of the current one's deadline.
         self._expected: StepAddress | None = None
-        self._started_s = self._played_s = self.clock.now()
-        self._idling = False
+        self._started_s = self.clock.now()
+        self._idling = self.seam = False
+        self._why_idle = "inference"
         self.ended: Finished | None = None
 
     @property
@@ -284,18 +288,23 @@ class ChunkRunner:
         if safety.stopped:
             return safety.stop_action
         played = schedule.play()
-        self._idling = played is None
+        self._idling, self.seam = played is None, played is not None and played.first
         if played is None:
             return self._idle_action(now)
         if played.first:
             safety.answered()
             self.counts["chunks"] += 1
             self._ages_s += now - played.seen_s
-        self._played_s = now
+        self._why_idle = "inference"
         safety.see(played.seen_s)
         action = safety.send(played.action)
         self._history.play(action)
         return action
+
+    @property
+    def starved_by(self) -> str:
+        """Why the last step was idle; empty where it was not."""
+        return self._why_idle if self._idling else ""
 
     def wait(self, seconds: float) -> bool:
         """If idle, waits for the current inference for at most ``seconds``; returns whether a chunk has arrived."""
@@ -306,12 +315,13 @@ class ChunkRunner:
         """Statistics of the inferences, as plain values.
 
         Returns:
-            ``inferences``, ``chunks`` and ``idle``, see :attr:`counts`; ``missed`` by cause; ``inference_ms``,
-            quantiles of the latency of the last 100,000 inferences, the link included; and ``observation_age_ms``, the
-            mean age of the observation when the first action of its chunk is played.
+            ``inferences``, ``chunks`` and ``idle``, see :attr:`counts`; ``starved``, these by cause; ``missed`` by
+            cause; ``inference_ms``, quantiles of the latency of the last 100,000 inferences, the link included; and
+            ``observation_age_ms``, the mean age of the observation when the first action of its chunk is played.
         """
         counted = ("inferences", "chunks", "idle")
         return {name: self.counts[name] for name in counted} | {
+            "starved": dict(self.starved),
             "missed": {name: count for name, count in self.counts.items() if name not in counted},
             "inference_ms": quantiles_ms(self._latencies_s),
             "observation_age_ms": 1e3 * self._ages_s / self.counts["chunks"] if self.counts["chunks"] else None,
@@ -319,24 +329,26 @@ class ChunkRunner:
 
     def _start_inference(self, now: float) -> None:
         schedule = self._schedule
-        window, inpainting = self._history.window(schedule.ahead), schedule.inpainting
+        window = self._history.window(schedule.ahead)
+        # What is held while the inference runs is committed, too.
+        holds = self._idle == "hold_last" and not self.safety.outage
+        inpainting = schedule.inpainting(self.safety.last if holds else None)
         self._expected, self._started_s = self._address, now
         self._request = self._inference.begin(window, self._address, inpainting)
         schedule.ask(now)
         self._address = self._address.following
 
     def _idle_action(self, now: float) -> NDArray[np.float32] | None:
-        # The observation is usable: a robot's model may make of one that is usable another that is not.
-        safety, too_old = self.safety, now - self._played_s > self.safety.max_age_s
-        safety.rest(now)
         self.counts["idle"] += 1
-        if safety.last is not None and (too_old or self._idle == "stop_action"):
-            return safety.stand()
-        return None if self._idle == "nothing" else safety.stop_action if safety.last is None else safety.last
+        self.starved[self._why_idle] += 1
+        # The observation is usable: a robot's model may make of one that is usable another that is not.
+        return self.safety.rest(now, self._idle)
 
     def _advance(self, now: float) -> None:
-        """Plays on, and counts a chunk that arrived too late for any of its actions as a miss."""
+        """Plays on, and counts a chunk as a miss that is too late for any of its actions, or older than an outage."""
         dropped = self._schedule.drop_older(now - self.safety.max_age_s)
+        if self._schedule.drop_older(self.safety.fresh_s):
+            self._miss("stale")
         if self._schedule.advance(now) or dropped:
             self._miss("deadline")
 
@@ -372,4 +384,5 @@ class ChunkRunner:
     def _miss(self, cause: str) -> None:
         self._schedule.miss()
         self.counts[cause] += 1
+        self._why_idle = cause
         self.safety.missed()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, ObservationError, StallError
+from specact.execution.seams import Seams
 from specact.interrupts import Interrupts
 from specact.observation import Observation
 from specact.safety import Safety
@@ -56,10 +57,16 @@ class Acting(Protocol):
         record: of the last inference of a pair; None before the first of an episode, and for a policy alone.
         safety: what the robot does where policy or observations fail.
         origin: of the last action; None before the first of an episode.
+        seam: whether the last action is the first of its chunk, or of what a late verdict made of it.
+        starved_by: why there was no action to play in the last period; empty where there was one.
     """
 
     record: StepRecord | None
     safety: Safety
+    seam: bool
+
+    @property
+    def starved_by(self) -> str: ...
 
     @property
     def origin(self) -> Origin | None: ...
@@ -93,6 +100,7 @@ class Tick:
         acted: False if the action was not sent because its observation had become too old.
         unusable: why the observation could not be used, or None. The fallback's action is sent then.
         held: whether no policy's action was sent, but the last or stop action or nothing.
+        action: what was sent, ``[A]``, or None; ``seam`` and ``starved_by`` are as of :class:`Acting`.
     """
 
     late_s: float
@@ -102,6 +110,9 @@ class Tick:
     acted: bool = True
     unusable: ObservationError | None = None
     held: bool = False
+    action: NDArray[np.float32] | None = None
+    seam: bool = False
+    starved_by: str = ""
 
 
 class Journal:
@@ -111,7 +122,11 @@ class Journal:
         self._period_s, self._late_s = period_s, 0.0
         self._counts, self._misses, self._unusable = Counter[str](), Counter[str](), Counter[str]()
         self._longest_s = dict.fromkeys(("lateness", "observation", "stall"), 0.0)
-        self._inference_s = recent_times()
+        self._inference_s, self._seams = recent_times(), Seams(period_s)
+
+    def begin(self) -> None:
+        """Begins an episode: its first action does not follow the last one's."""
+        self._seams.reset()
 
     def note(self, tick: Tick) -> None:
         """Records one tick."""
@@ -120,6 +135,8 @@ class Journal:
             self._longest_s[name] = max(self._longest_s[name], seconds)
         self._counts.update(periods=1, too_old=not tick.acted, held=tick.held)
         self._unusable.update(() if tick.unusable is None else (tick.unusable.cause,))
+        if tick.action is not None and not tick.held:
+            self._seams.play(tick.action, tick.seam)
         if tick.record is not None:
             self._counts.update(inferences=1, sent=tick.record.decision.transmit)
             self._inference_s.append(tick.stall_s)
@@ -133,8 +150,9 @@ class Journal:
             ``periods`` with a tick; ``lost_periods``, because ticks started late; ``stood_still``, the share of both
             without a policy's new action; ``longest_lateness_ms`` of a tick's start, ``longest_observation_ms`` of the
             robot and ``longest_stall_ms`` of the policy; ``unusable`` observations by cause; ``too_old``: actions too
-            late to be sent; ``inferences``; ``sent``, the share that asked the target; ``missed`` requests by cause;
-            and ``inference_ms``, quantiles of the policy's time in a tick with an inference, of the last 100,000.
+            late to be sent; ``seams``, how far a policy's actions jump, see :class:`~specact.execution.seams.Seams`;
+            ``inferences``; ``sent``, the share that asked the target; ``missed`` requests by cause; and
+            ``inference_ms``, quantiles of the policy's time in a tick with an inference, of the last 100,000.
         """
         count, periods = self._counts["inferences"], self._counts["periods"]
         lost = int(self._late_s / self._period_s + 1e-9)  # a late tick shifts all later ones
@@ -145,6 +163,7 @@ class Journal:
             **{f"longest_{name}_ms": 1e3 * seconds for name, seconds in self._longest_s.items()},
             "unusable": dict(self._unusable),
             "too_old": self._counts["too_old"],
+            "seams": self._seams.summary(),
             "inferences": count,
             "sent": self._counts["sent"] / count if count else None,
             "missed": dict(self._misses),
@@ -226,7 +245,7 @@ def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, for
     """One tick, whose action is sent in any case if it is forced; None if the robot has stopped and nothing is sent."""
     robot, safety = watchdog.robot, policy.safety
     began, before = clock.now(), policy.record
-    unusable, observed = None, began
+    unusable, observed, sent = None, began, None
     try:
         observation = watchdog.call("observe", robot.observe)
         observed = clock.now()
@@ -240,13 +259,15 @@ def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, for
     if outdated:
         safety.withdraw()
     elif action is not None:
+        sent = np.array(action)  # robots may convert theirs in place
         watchdog.call("act", robot.act, action)
     after = policy.record
     # A late verdict changes the record of an inference that was noted before.
     new = None if before is not None and after is not None and before.address == after.address else after
     drafted = after is not None and not safety.overrides and safety.fallback.on_miss == "execute_draft"
     held = outdated or action is None or (policy.origin is Origin.FALLBACK and not drafted)
-    return Tick(began - planned, observed - began, stall, new, not outdated, unusable, held)
+    why = policy.starved_by
+    return Tick(began - planned, observed - began, stall, new, not outdated, unusable, held, sent, policy.seam, why)
 
 
 def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:

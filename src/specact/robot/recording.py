@@ -187,7 +187,7 @@ class Recorder:
             self._add("/chunk", now, _of_chunk(ended))
         self._add_action(acting.origin)
         unusable = "" if tick.unusable is None else tick.unusable.cause
-        values = {name: getattr(tick, name) for name in ("late_s", "stall_s", "acted", "held")}
+        values = {name: getattr(tick, name) for name in ("late_s", "stall_s", "acted", "held", "starved_by")}
         self._add("/control", now, {"episode": self._episode, "unusable": unusable, **values})
         self._step.is_control = True
 

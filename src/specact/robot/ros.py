@@ -114,7 +114,7 @@ CHUNK = MessageType.of(
 # One control step, see specact.robot.loop.Tick.
 CONTROL = MessageType.of(
     "specact_msgs/msg/Control", "uint32 episode", "float64 late_s", "float64 stall_s", "bool acted", "string unusable",
-    "bool held",
+    "bool held", "string starved_by",
 )  # fmt: skip
 GREW = (INFERENCE, CONTROL)  # a file has the fields of the version that wrote it
 # At an episode's end; success and score are valid if judged is true.

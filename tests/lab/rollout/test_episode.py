@@ -43,7 +43,7 @@ def stale(tape: Tape) -> list[float]:
 def test_a_chunk_takes_what_equation_3_says_and_observations_age_while_the_stall_shrinks(
     execute: int, overlap: int, latency_s: float
 ) -> None:
-    for kind in ("naive", "roll_forward"):
+    for kind in ("append", "roll_forward"):
         episode, began, _ = run(kind, execute, overlap, latency_s, 20.0)
         each = float(chunk_s(latency_s, PERIOD_S, execute, overlap=overlap))
         # From the second on: the first has no chunk before it to hide behind, and the one after begins with it.
@@ -65,21 +65,21 @@ def test_an_episode_of_n_chunks_takes_what_equation_4_says(execute: int, overlap
     """With a time limit at the very end of the sixth chunk six ran, and five with one that much earlier."""
     chunks, latency_s = 6, late * PERIOD_S
     total = float(exact_task_s(chunks, latency_s, PERIOD_S, execute, overlap=overlap))
-    episode, _, tape = run("naive", execute, overlap, latency_s, total)
+    episode, _, tape = run("append", execute, overlap, latency_s, total)
     assert episode.chunks == chunks and episode.task_s == pytest.approx(total) == episode.limit_s
     assert sum(action != IDLE for _, action in tape.commands[1:]) == chunks * execute
     assert episode.stall_s == pytest.approx(total - chunks * execute * PERIOD_S)
-    assert run("naive", execute, overlap, latency_s, total - execute * PERIOD_S)[0].chunks == chunks - 1
+    assert run("append", execute, overlap, latency_s, total - execute * PERIOD_S)[0].chunks == chunks - 1
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.05, 0.2, 0.33])
 def test_naive_actions_are_stale_by_the_age_and_rolled_forward_ones_are_not(latency_s: float) -> None:
-    np.testing.assert_allclose(stale(run("naive", 4, 2, latency_s, 20.0)[2])[4:], max(latency_s, 0.2), atol=2e-3)
+    np.testing.assert_allclose(stale(run("append", 4, 2, latency_s, 20.0)[2])[4:], max(latency_s, 0.2), atol=2e-3)
     if np.isclose(latency_s % PERIOD_S, 0.0):
         np.testing.assert_allclose(stale(run("roll_forward", 4, 2, latency_s, 20.0)[2])[4:], 0.0, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["aligned", "inpainting"])
+@pytest.mark.parametrize("kind", ["aligned", "rtc"])
 @pytest.mark.parametrize("latency_s", [0.0, 0.05, 0.2, 0.61])
 def test_aligned_actions_are_for_the_time_at_which_they_run(kind: Kind, latency_s: float) -> None:
     """To half a period: where the robot had to wait, the actions' times and the robot's are not in step."""
@@ -101,7 +101,7 @@ def test_a_chunk_that_is_past_when_it_arrives_leaves_the_robot_standing() -> Non
 
 def test_inpainting_alone_is_told_what_the_old_chunk_says_of_the_same_moments() -> None:
     policy = Prophet(inpaints=True)
-    _, began, _ = run("inpainting", CHUNK, 3, 0.2, 5.0, policy)
+    _, began, _ = run("rtc", CHUNK, 3, 0.2, 5.0, policy)
     assert policy.told[0] is None
     for at, told in zip(began[1:], policy.told[1:], strict=True):
         assert told is not None
@@ -109,22 +109,31 @@ def test_inpainting_alone_is_told_what_the_old_chunk_says_of_the_same_moments() 
         # Two actions run before the chunk is there, the third fades, of the rest the old chunk knows nothing.
         assert told.weights[:2].tolist() == [1.0, 1.0] and 0.0 < told.weights[2] < 1.0
         assert not told.weights[3:].any()
-    for kind in ("synchronous", "naive", "aligned", "roll_forward"):
+    for kind in ("synchronous", "append", "aligned", "roll_forward"):
         policy = Prophet(inpaints=True)
         run(kind, 4, 0, 0.1, 3.0, policy)
         assert set(policy.told) == {None}
 
 
+def test_seams_are_measured_on_what_is_played() -> None:
+    """A synchronous robot waits two periods for a chunk, so that its first action is three periods after the last."""
+    episode = run("synchronous", 4, 0, 0.2, 5.0)[0]
+    assert episode.seam_step == pytest.approx(0.3, abs=2e-3)
+    # The third difference around a jump by two periods more than usual.
+    assert episode.seam_jerk == pytest.approx(2 * 0.2 / PERIOD_S**3, rel=0.02)
+    assert run("aligned", CHUNK, 3, 0.2, 5.0)[0].seam_step == pytest.approx(PERIOD_S, abs=2e-3)
+
+
 def test_a_constant_latency_may_be_a_number_of_at_least_zero() -> None:
     world = MovingWorld(replace(TAPE, max_steps=30))
-    episode = run_episode(world, Prophet(), Execution("naive", 4, 2), 0.15, start=0, seed=0, episode=3)
+    episode = run_episode(world, Prophet(), Execution("append", 4, 2), 0.15, start=0, seed=0, episode=3)
     undefined = [episode.jerk, episode.path, episode.sent]
-    assert astuple(episode)[:9] == astuple(run("naive", 4, 2, 0.15, 3.0)[0])[:9]
+    assert astuple(episode)[:9] == astuple(run("append", 4, 2, 0.15, 3.0)[0])[:9]
     assert (episode.episode, episode.success, episode.score) == (3, False, 0.0)
     assert np.isnan(undefined).all()
     for wrong in (-0.1, nan):
         with pytest.raises(ConfigError, match="at least 0 s, got"):
-            run("naive", 4, 2, wrong, 1.0)
+            run("append", 4, 2, wrong, 1.0)
 
 
 # --- windows ---
@@ -157,7 +166,7 @@ def test_a_window_is_of_control_periods_also_after_a_wait() -> None:
     assert timed.world.done and timed.now() == pytest.approx(timed.world.limit_s), "waiting ends with the episode"
     # Four actions between two inferences, so nothing is seen but observations a period apart.
     policy = Prophet(window=3)
-    run("naive", 4, 1, 0.1, 5.0, policy)
+    run("append", 4, 1, 0.1, 5.0, policy)
     for window in policy.windows[1:]:
         np.testing.assert_allclose(np.diff(window), PERIOD_S, rtol=1e-3)
 

@@ -31,7 +31,7 @@ class SpecactConfig(PreTrainedConfig):
         stop_action: what makes this robot stand still, in the units of the policies; needed wherever a miss can stop
             it. Without a draft it is the action before the first answer, too.
         execution: synchronous waits for the server. In lerobot-rollout also late for a pair, which acts on the draft
-            at once, and naive, aligned or inpainting for a policy on a server, which is asked while the robot acts.
+            at once, and append, aligned or rtc for a policy on a server, which is asked while the robot acts.
         n_action_steps: actions of a chunk that are executed before the next inference; the shorter chunk if not given,
             and what a bundle says.
         accept_within: with a draft beside a server's policy, see specact pair.

@@ -61,7 +61,7 @@ class SpecactPolicy(PreTrainedPolicy):
         """
         raise ConfigError(
             "a policy of type specact gives one action at a time, by select_action; use --inference.type=sync, and "
-            "--policy.execution=aligned or inpainting where a chunk is to be inferred while the robot acts"
+            "--policy.execution=aligned or rtc where a chunk is to be inferred while the robot acts"
         )
 
     def forward(self, batch: dict[str, Any]) -> NoReturn:

@@ -44,7 +44,7 @@ _PATIENCE_MS = 1000.0
 _CONNECT_S = 10.0
 _MOST_THREADS = 64
 _STATE = "state"
-_ALONE = ("synchronous", "naive", "aligned", "inpainting")
+_ALONE = ("synchronous", "append", "aligned", "rtc")
 
 _logger = logging.getLogger(__name__)
 

@@ -206,7 +206,7 @@ class FlowPolicy:
         """
         fixed = 0 if given is None else len(given)
         times = np.ones(noise.shape[: 2 if fixed else 1], np.float32)
-        if fixed:
+        if given is not None and fixed:
             noise = np.concatenate([np.broadcast_to(given, (len(noise), *given.shape)), noise[:, fixed:]], 1)
 
         def velocity(x: Array, time: float) -> Array:

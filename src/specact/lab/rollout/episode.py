@@ -13,6 +13,7 @@ from specact.errors import ConfigError
 from specact.execution.history import SampledHistory
 from specact.execution.player import WAIT, LateVerdicts
 from specact.execution.schedule import NOW_S, Execution, Schedule
+from specact.execution.seams import Seams
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.gates.settings import GateSettings
 from specact.lab.envs.robot import MovingWorld
@@ -54,6 +55,8 @@ class Episode:
         age_s: mean age of the observation when the first action of its chunk ran [s]; overlap makes it older.
         jerk, path: of the end effector, see :func:`jerk` and :func:`path_length`; NaN where the task defines none.
         sent: share of inferences sent to the target; NaN without a gate.
+        seam_step, seam_jerk: of the actions where one chunk follows another, see
+            :class:`~specact.execution.seams.Seams`.
     """
 
     episode: int
@@ -68,6 +71,8 @@ class Episode:
     jerk: float
     path: float
     sent: float = _NAN
+    seam_step: float = _NAN
+    seam_jerk: float = _NAN
 
 
 class TimedRobot(Clock):
@@ -83,6 +88,7 @@ class TimedRobot(Clock):
         self._history = SampledHistory(spec, world.period_s, world.task.roll_forward)
         self._sampled_s, self.waited_s = -1.0, 0.0
         self.latencies, self.ages, self.sent = list[float](), list[float](), list[bool]()
+        self._seams = Seams(world.period_s)
 
     def window(self, ahead: NDArray[np.float32] | None = None) -> Window:
         """The window that ends now, or after the remaining actions ``[r, A]``, by the task's ``roll_forward``.
@@ -93,9 +99,10 @@ class TimedRobot(Clock):
         self._sample()
         return self._history.window(ahead)
 
-    def play(self, action: NDArray[np.float32]) -> None:
-        """Executes an action ``[A]`` for one control period."""
+    def play(self, action: NDArray[np.float32], seam: bool = False) -> None:
+        """Executes an action ``[A]`` for one control period; at a seam it is the first of its chunk."""
         self._sample_history()
+        self._seams.play(action, seam)
         self.world.advance(self.world.period_s, action)
         self._history.play(action)
 
@@ -120,6 +127,7 @@ class TimedRobot(Clock):
             number, world.success, world.score, world.now, world.limit_s, len(self.ages), _mean(self.latencies),
             self.waited_s, _mean(self.ages), jerk(world.motion(), world.period_s) if moves else _NAN,
             path_length(world.motion()) if moves else _NAN, _mean(self.sent),
+            self._seams.largest_step[True], self._seams.jerk[True],
         )  # fmt: skip
 
     def _sample_history(self) -> None:
@@ -167,7 +175,7 @@ def run_episode(
     while not world.done:
         receive()
         if schedule.wants:
-            chunk = policy.infer(robot.window(schedule.ahead), streams(Role.DRAFT, address), schedule.inpainting)
+            chunk = policy.infer(robot.window(schedule.ahead), streams(Role.DRAFT, address), schedule.inpainting())
             took = latency(world.now) if callable(latency) else latency
             if not took >= 0.0:
                 raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
@@ -180,7 +188,7 @@ def run_episode(
         if played is not None:
             if played.first:
                 robot.ages.append(world.now - played.seen_s)
-            robot.play(played.action)
+            robot.play(played.action, played.first)
         elif pending is not None:
             robot.sleep(pending[2] - world.now)
     return robot.episode(episode)
@@ -240,5 +248,5 @@ def run_pair(
                 on_decision(policy.record.decision, policy.counts[wants] > wanted)
             if not world.done:
                 robot.ages.append(world.now - seen_s)
-        robot.play(action)
+        robot.play(action, policy.seam)
     return robot.episode(episode), policy.counts

@@ -74,6 +74,9 @@ class Cell:
     jerk: float  # as path a mean over episodes (32), in the task's units
     path: float
     sent: float  # mean over episodes, NaN without a gate
+    # Where one chunk follows another, means over episodes; NaN in sweeps of earlier versions.
+    seam_step: float
+    seam_jerk: float
 
     @classmethod
     def of(cls, place: Place, table: Table) -> Cell:
@@ -81,13 +84,13 @@ class Cell:
         won = table["success"].astype(bool)
         n, k = len(won), int(won.sum())
         chunks, task_s = _mean(table["chunks"][won]), _mean(table["task_s"][won])
-        means = ("score", "inference_s", "age_s", "jerk", "path", "sent")
+        means = ("score", "inference_s", "age_s", "jerk", "path", "sent", "seam_step", "seam_jerk")
         return cls(
             place, float(table["strength"][0]), str(table["execution"][0]), int(table["overlap"][0]),
             int(table["execute"][0]), n, k, wilson(k, n), chunks=chunks, task_s=task_s, chunk_s=task_s / chunks,
             restricted_s=bootstrap_interval(_restricted_time_s(table)),
             stall_s=float(table["stall_s"].sum() / max(1, table["chunks"].sum())),
-            **{name: _mean(table[name]) for name in means},
+            **{name: _mean(table[name]) if name in table else float("nan") for name in means},
         )  # fmt: skip
 
 

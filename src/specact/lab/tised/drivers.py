@@ -136,7 +136,7 @@ class PolicyDriver:
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
         """An inference; with inpainting guidance a flow policy computes a gradient."""
-        part = "inpainting" if self.execution.kind == "inpainting" else "inference"
+        part = "inpainting" if self.execution.kind == "rtc" else "inference"
         return ((replace(self, execution=Execution("synchronous", 1), offloads=False), part),)
 
     @property

@@ -236,10 +236,13 @@ def _gate(about: str, gate: str, *, late: bool = False) -> Lever:
     return Lever(about, "pair", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, gate, late), shares=True)
 
 
-OVERLAPS: dict[Kind, str] = {
-    "naive": "naive asynchronous execution", "aligned": "aligned execution, by timestamp",
-    "roll_forward": "roll-forward without fine-tuning: VLASH's policy is trained for it, this one is not",
-    "inpainting": "inpainting (real-time chunking)",
+# By lever, some of which have the paper's names: the execution.
+OVERLAPS: dict[str, tuple[Kind, str]] = {
+    "naive": ("append", "naive asynchronous execution"), "aligned": ("aligned", "aligned execution, by timestamp"),
+    "roll_forward": (
+        "roll_forward", "roll-forward without fine-tuning: VLASH's policy is trained for it, this one is not"
+    ),
+    "inpainting": ("rtc", "inpainting (real-time chunking)"),
 }  # fmt: skip
 LEVERS = {
     "steps": Lever(
@@ -267,11 +270,11 @@ LEVERS = {
         lambda subject: tuple(float(k) for k in range(_codes(subject).spec.target.history, 0, -1)), _windowed,
     ),
     **{
-        str(kind): Lever(
+        name: Lever(
             f"{about}; actions that run during an inference", "policy", _up_to(lambda subject: subject.execute - 1),
             partial(_overlapped, kind),
         )
-        for kind, about in OVERLAPS.items()
+        for name, (kind, about) in OVERLAPS.items()
     },
     "verification": _gate("transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "adahi"),
     "late": _gate(

@@ -77,7 +77,7 @@ class HardwareProfile(Record, frozen=True, kw_only=True):
         """
         assert self.base_ms is not None, "checked by its callers"
         whole = isinstance(driver, PolicyDriver) and not isinstance(driver, SplitDriver) and not driver.files
-        if not whole or not isinstance(driver, PolicyDriver) or driver.execution.kind == "inpainting":
+        if not whole or not isinstance(driver, PolicyDriver) or driver.execution.kind == "rtc":
             raise ConfigError(
                 "hardware with absolute times knows how long an inference of one policy takes, and not the parts of a "
                 "pair, of rounds, of guidance or of smaller networks; choose hardware with kappa for this lever"
