@@ -71,7 +71,7 @@ def test_an_unusable_observation_holds_the_last_action_until_it_is_too_old() -> 
 
 
 def test_after_so_many_idle_steps_the_robot_stands_still_until_it_has_seen_something_newer() -> None:
-    rule, clock = safety(Fallback(stop_action=STILL, max_idle_steps=2))
+    rule, clock = safety(Fallback(stop_action=STILL, max_consecutive_idle=2))
     rule.see(clock.now())
     moving = rule.send(action(0.25, 0.75)).tolist()
     held = []

@@ -28,7 +28,7 @@ class Fallback:
         stop_action: makes the robot stand still; needed to stop or hold it
         max_chunk_age_ms: greatest age of an executed action's observation [ms]
         max_stall_ms: the robot is stopped if observe or act takes longer
-        max_idle_steps: after more periods in a row without a policy's action an outage begins
+        max_consecutive_idle: more in a row without an action are an outage
 
     Raises:
         ConfigError: for a value that is not allowed, or if a required stop action is missing.
@@ -39,7 +39,7 @@ class Fallback:
     stop_action: tuple[float, ...] | None = None
     max_chunk_age_ms: Positive | None = None
     max_stall_ms: Positive = 2000.0
-    max_idle_steps: WholeNumber | None = None
+    max_consecutive_idle: WholeNumber | None = None
 
     def __post_init__(self) -> None:
         if self.stop_action is not None:
@@ -61,9 +61,9 @@ class Safety:
 
     An action whose observation is older than ``max_age_s`` [s] has ``expired``: it is held no longer, and its chunk is
     dropped. That is the fallback's age, or else ``usual_age_s``, which only a failure exceeds, where the robot can be
-    stopped, by a stop action or its own ``stop``. The same time without a policy's action, or ``max_idle_steps``, is
-    an ``outage``: the robot stands still, and resumes only with what it observed since then, at ``fresh_s`` [s] or
-    later; ``outages`` counts them. Once ``stopped``, every action is the stop action, until a reset.
+    stopped, by a stop action or its own ``stop``. The same time without a policy's action, or more periods in a row
+    than the fallback's, is an ``outage``: the robot stands still, and resumes only with what it observed since then, at
+    ``fresh_s`` [s] or later; ``outages`` counts them. Once ``stopped``, every action is the stop action, until a reset.
 
     Raises:
         ConfigError: if the stop action does not fit the units.
@@ -184,7 +184,7 @@ class Safety:
 
     def _starve(self, at_s: float, expired: bool) -> None:
         """Another period, of this time [s], is without a policy's action."""
-        most = self.fallback.max_idle_steps
+        most = self.fallback.max_consecutive_idle
         self._idle += 1
         if not self.outage and (expired or (most is not None and self._idle > most)):
             self.outage, self.fresh_s = True, at_s

@@ -274,7 +274,7 @@ def test_after_an_outage_only_a_chunk_of_a_later_observation_resumes() -> None:
     """
     bounded = [10, 11, 11, 11, 11, IDLE, IDLE, IDLE, 30, 31]
     for most, played in ((3, bounded), (None, [10, 11, 11, 11, 11, 11, 11, 11, 20, 21])):
-        arm, fallback = Arm(VirtualClock()), Fallback(stop_action=STILL, max_idle_steps=most)
+        arm, fallback = Arm(VirtualClock()), Fallback(stop_action=STILL, max_consecutive_idle=most)
         execution, latencies = Execution("append", 2), (0.0, 6 * PERIOD, 0.0)
         runner, ticks = drive(arm, Answers(), execution, 10, *latencies, fallback=fallback)
         assert [action for _, action in arm.moved][:10] == played

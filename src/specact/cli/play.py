@@ -25,16 +25,13 @@ from specact.types import ActionUnits
 
 @dataclass(frozen=True)
 class Play(Options):
-    """Drive a robot with one policy alone, whose actions are played while it infers the next chunk.
-
-    It is stopped at the end as by specact run. More options: --help-all.
-    """
+    """Drive a robot with one policy alone, which infers the next chunk meanwhile. More options: --help-all."""
 
     # a server (ws://, wss:// or openpi:ws://HOST:PORT#FILE.toml), a bundle, BUNDLE#target, a .toml file,
     # lerobot:PATH@HZ, MODULE:NAME
     policy: Positional[str]
-    # synchronous idles meanwhile; append plays the next chunk after this one; aligned plays actions at their time;
-    # roll_forward (without fine-tuning) shows the robot as it will be; rtc continues the old chunk
+    # synchronous idles meanwhile; append plays chunk after chunk; aligned by time;
+    # roll_forward predicts the robot; rtc continues the chunk
     execution: Kind = "synchronous"
     execute_actions: Maybe[Count] = None  # actions of a chunk that are played; half if not given
     overlap_actions: Maybe[WholeNumber] = None  # as few are left when the next inference begins

@@ -55,8 +55,7 @@ class Details(Options):
 class Run(Options):
     """Drive a robot with a pair: the draft acts, and a gate decides when a server's target is asked.
 
-    It is stopped at the end. Exit status: 1 after an error of the robot, 2 after others, 3 if misses
-    stopped it, 128 + N after signal N. More options: --help-all.
+    Exit status: 1 after an error of the robot, 2 others, 3 misses, 128 + N signal N. More: --help-all.
     """
 
     pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
