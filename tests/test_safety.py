@@ -86,7 +86,7 @@ def test_after_so_many_idle_steps_the_robot_stands_still_until_it_has_seen_somet
     rule.see(clock.now())
     rule.send(action(0.0, 0.0))
     assert not rule.outage and not rule.expired
-    assert np.array_equal(rule.hold(BLIND), [0.0, 0.0]), "the count begins anew"  # type: ignore[arg-type]
+    assert np.array_equal(rule.hold(BLIND), [0.0, 0.0]), "the count begins anew"
 
 
 def test_a_robot_that_only_has_a_method_stop_is_stopped_for_good() -> None:
