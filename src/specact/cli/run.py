@@ -53,17 +53,14 @@ class Details(Options):
 
 @dataclass(frozen=True)
 class Run(Options):
-    """Drive a robot with a pair: the draft acts, and a gate decides when a server's target is asked.
-
-    Exit status: 1 after an error of the robot, 2 others, 3 misses, 128 + N signal N. More: --help-all.
-    """
+    """Drive a robot with a pair: a draft acts, and a gate says when to ask the target. More: --help-all."""
 
     pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
     server: str = "ws://127.0.0.1:8600"  # or openpi:ws://HOST:PORT#FILE.toml
     gate: str = "adahi"  # uncertainty, learned, random, always, never, MODULE:GATE
     rate: Maybe[Share] = None  # share of inferences that ask, as calibrated; 0.6 if not given
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
-    # late acts on the draft, which a verdict corrects; corrected on the last chunk, which a corrector corrects
+    # verdicts come late, and correct a draft or are corrected
     execution: Literal["synchronous", "late", "corrected"] = "synchronous"
     # how long a step waits; a control period if not given, with late a chunk
     deadline_ms: Maybe[Deadline] = None
