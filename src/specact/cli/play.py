@@ -25,7 +25,7 @@ from specact.types import ActionUnits
 
 @dataclass(frozen=True)
 class Play(Options):
-    """Drive a robot with one policy alone, which infers the next chunk meanwhile. More options: --help-all."""
+    """Drive a robot with one policy alone, which infers the next chunk meanwhile. More: --help-all."""
 
     # a server (ws://, wss:// or openpi:ws://HOST:PORT#FILE.toml), a bundle, BUNDLE#target, a .toml file,
     # lerobot:PATH@HZ, MODULE:NAME
