@@ -21,8 +21,11 @@ from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import Evaluation, read_table
+from specact.lab.rollout.distillation import read_rollouts, record_rollouts, record_tokens
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
+from specact.lab.rollout.steps import SHARD
+from specact.lab.train.drafters import fit_memory
 from specact.load import load_pair, load_policy, make_pair
 from specact.systems.kerv import PHI, KervDrafter
 from specact.systems.tokens import DrafterSettings
@@ -178,12 +181,20 @@ def times(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, dict[
 
 
 def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
-    """HeiSD's boundary, its bounds of verify-skip, and what was found when they were fitted."""
-    drafters = load_pair(bundle).parts.drafters
+    """HeiSD's boundary, its bounds of verify-skip, and what is found on the episodes to which they were fitted."""
+    pair = load_pair(bundle)
+    drafters, record = pair.parts.drafters, partial(record_tokens, str(pair.path), pair.env)
     settings: DrafterSettings = drafters.settings
+    recipe = drafters.manifest.recipe
+    count = recipe["episodes"] // SHARD
+    held_out = range(count - max(1, round(recipe["held_out"] * count)), count)
+    files = record_rollouts(
+        partial(record, recipe["seed"]), folder / "rollouts", held_out, run.pool.each, partial(run.update, "rollouts")
+    )
+    _, found = fit_memory(settings, read_rollouts(files), drafters.memory, drafters.own["head"])
     return {
         "boundary": settings.fast, "similarity": settings.skip.similarity, "distance": settings.skip.distance,
-        **drafters.manifest.training["boundary"],
+        **found["boundary"],
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from specact.lab.rollout.statistics import (
     holm,
     mean_interval,
     roc_auc,
+    roc_auc_interval,
     seeds_interval,
     wilson,
 )
@@ -155,3 +156,16 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
     assert roc_auc(np.arange(5.0), np.arange(5) < 3) == 0.0
     assert roc_auc(np.ones(5), np.arange(5) < 3) == 0.5
     assert roc_auc(scores, np.ones(60, np.bool_)) is None and roc_auc(scores, np.zeros(60, np.bool_)) is None
+
+
+def test_an_area_under_the_curve_is_as_certain_as_its_episodes_are_many() -> None:
+    """Twenty rows of one episode that are alike say as much as one of them."""
+    rng = np.random.default_rng(0)
+    positive = rng.uniform(size=400) < 0.5
+    scores = positive + rng.normal(0.0, 2.0, 400)
+    alone = roc_auc_interval(scores, positive, np.arange(400))
+    together = roc_auc_interval(np.repeat(scores[:20], 20), np.repeat(positive[:20], 20), np.repeat(np.arange(20), 20))
+    assert alone is not None and together is not None
+    assert alone.low < roc_auc(scores, positive) == alone.mean < alone.high  # type: ignore[operator]
+    assert together.high - together.low > 2.0 * (alone.high - alone.low)
+    assert roc_auc_interval(scores, np.ones(400, np.bool_), np.arange(400)) is None

@@ -131,3 +131,20 @@ def roc_auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float |
         return None
     above = stats.rankdata(scores)[positive].sum() - count * (count + 1) / 2
     return float(above / (count * (len(positive) - count)))
+
+
+def roc_auc_interval(
+    scores: NDArray[np.float64], positive: NDArray[np.bool_], episodes: NDArray[np.int64]
+) -> Interval | None:
+    """:func:`roc_auc` with a 95 % percentile interval from 2,000 bootstrap samples of the rows' ``episodes``, ``[N]``.
+
+    Samples in which one class is empty are left out. None where it is empty in all rows.
+    """
+    mean = roc_auc(scores, positive)
+    if mean is None:
+        return None
+    rows, rng = [np.flatnonzero(episodes == number) for number in np.unique(episodes)], np.random.default_rng(0)
+    drawn = (np.concatenate([rows[at] for at in rng.integers(len(rows), size=len(rows))]) for _ in range(2000))
+    found = [auc for sample in drawn if (auc := roc_auc(scores[sample], positive[sample])) is not None]
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Interval(mean, float(low), float(high))

@@ -30,7 +30,7 @@ from specact.families.tokens.speculative import Acceptance, Decided, GroupCandid
 from specact.lab.envs import env_of
 from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts, record_tokens
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.statistics import roc_auc, wilson
+from specact.lab.rollout.statistics import roc_auc_interval, wilson
 from specact.lab.rollout.steps import SHARD
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.export import BundleFolder, Graph, Input, below, deployed, mostly, stored_weights
@@ -295,7 +295,7 @@ def fit_memory(
 
     And what the boundary rests on, for the manifest: the mean accepted tokens of a chunk with the memory, the head,
     and whichever the boundary chooses, its ``share`` of the memory; and the ``auc`` of F, the probability that it is
-    larger where more of the memory's tokens are accepted than where more of the head's are.
+    larger where more of the memory's tokens are accepted than where more of the head's are, with its interval.
     """
     length, actions = rollouts.tokens.shape[1], len(settings.groups)
     rule = relaxed(GROUP_EACH, length, actions, settings.strict, settings.groups, GROUP_TOTAL)
@@ -307,17 +307,16 @@ def fit_memory(
     retrieved = accepted_tokens(rollouts, rule, head, candidates)
     drafted = accepted_tokens(rollouts, relaxed(HEAD_BINS, length, actions, settings.strict), head)
     fast, apart = least_worthwhile(moving, retrieved - drafted), retrieved != drafted
+    auc = roc_auc_interval(moving[apart], (retrieved > drafted)[apart], rollouts.episode[apart])
     fitted = {
         "inferences": len(rollouts), "memory": retrieved.mean(), "head": drafted.mean(),
         "chosen": np.where(moving >= fast, retrieved, drafted).mean(), "share": (moving >= fast).mean(),
-        "auc": roc_auc(moving[apart], (retrieved > drafted)[apart]),
+        **({} if auc is None else {"auc": auc.mean, "auc_low": auc.low, "auc_high": auc.high}),
     }  # fmt: skip
     # Whether the nearest chunk would have been accepted.
     agrees = np.array([rule.accepted(of[0] - right, 0) for of, right in zip(nearest, wanted, strict=True)]) == length
     skip = fit_skip([rollouts.seen[rows] for rows in episodes], [agrees[rows] for rows in episodes], LONGEST_SKIP)
-    return replace(settings, fast=fast, skip=skip), {
-        "boundary": {name: float(each) for name, each in fitted.items() if each is not None}
-    }
+    return replace(settings, fast=fast, skip=skip), {"boundary": {name: float(each) for name, each in fitted.items()}}
 
 
 def accepted_tokens(
