@@ -4,6 +4,7 @@
 # make test-nightly  those that take long, or need a browser or a cluster
 # make check   formatting, lint, types, import contracts, sizes and the tests of make test
 # make explore property tests on more examples, drawn anew each time
+# make libero  installs LIBERO as well (2 GB) and tests what has to do with it
 # make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
 # make docs    the documentation site of this version, in build/site
 # make lerobot tests what has to do with LeRobot, in an environment of its own (several GB) with Python 3.12
@@ -19,7 +20,7 @@ LEROBOT_PYTHON ?= python3.12
 LEROBOT := .venv-lerobot
 LEROBOT_PIP := $(LEROBOT)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints-lerobot.txt
 
-.PHONY: demo test test-fast test-nightly check explore docs dist lerobot clean
+.PHONY: demo test test-fast test-nightly check explore docs dist lerobot libero clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/specact demo
@@ -47,6 +48,9 @@ docs: $(VENV)/.test
 lerobot: $(LEROBOT)/.installed
 	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py tests/plugins
 
+libero: $(VENV)/.libero
+	$(VENV)/bin/python -m pytest tests/lab/envs/test_libero.py tests/lab/envs/test_libero_expert.py
+
 dist: | $(VENV)/.venv
 	$(PIP) build hatchling packaging
 	$(VENV)/bin/python -u scripts/dist.py
@@ -72,6 +76,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	$(INSTALL) '.[server,sim,train,report,record,docs,vla-eval,ray,dev]'
 	$(PIP) --no-deps openpi-client # it pins numpy < 2 and works with 2; tests drive our server with it
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.libero: $(VENV)/.test
+	$(INSTALL) '.[libero]'
+	@touch $@
 
 # The CPU build first: the usual one brings gigabytes that only a GPU needs, but is tested as well.
 $(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt plugins/lerobot_policy_specact/pyproject.toml

@@ -24,7 +24,7 @@ from specact.cli.options import MARKERS, Options
 from specact.cli.output import print_result, rows_of, text_of
 from specact.errors import SpecactError
 from specact.gates.settings import DEFAULTS, GATES, load_gate
-from specact.lab.envs import TASKS, about
+from specact.lab.envs import SUITES, TASKS, about
 from specact.lab.rollout.methods import METHODS
 from specact.links.link import LINKS
 from specact.load import COMPOSITIONS
@@ -100,7 +100,10 @@ _LISTS: dict[Kind, Callable[[], dict[str, str]]] = {
     "methods": lambda: {name: method.about for name, method in METHODS.items() if method.composition is None},
     "decodings": lambda: {name: composition.about for name, composition in COMPOSITIONS.items()},
     "gates": _gates,
-    "environments": lambda: {name: first_sentence(about(name)) for name in TASKS},
+    "environments": lambda: {
+        name: first_sentence(about(where))
+        for name, where in [*TASKS.items(), *((f"{package}-SUITE", where) for package, (where, _) in SUITES.items())]
+    },
     "links": lambda: {name: _LINK.format(link) for name, link in LINKS.items()},
     "families": lambda: {
         each.name: first_sentence(import_module(f"specact.families.{each.name}").__doc__)

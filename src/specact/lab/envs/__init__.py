@@ -29,6 +29,9 @@ TASKS = {
     "peg": "specact.lab.envs.peg:TASK",
     "metaworld": "specact.lab.envs.metaworld:TASK",
 }
+# Packages with many suites, ``PACKAGE-SUITE``: a function that makes a task of such a name, and the extra it needs.
+SUITES = {"libero": ("specact.lab.envs.libero:suite", "libero")}
+BENCHMARK = "@benchmark"
 HOW_TO_DRAW = (
     "set MUJOCO_GL=egl (Debian packages libegl1, libegl-mesa0 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) to "
     "draw without a display"
@@ -38,7 +41,8 @@ HOW_TO_DRAW = (
 def load_task(name: str, sees: ObservationSpec | None = None) -> Task:
     """The task of this name: a built-in one, or ``MODULE:TASK``, an instance of :class:`~specact.lab.envs.task.Task`.
 
-    With ``NAME/TASK`` one task of a suite; ``sees`` are the observations that are needed, for its cameras.
+    With ``NAME/TASK`` one task of a suite, with ``NAME@benchmark`` the initial states that its benchmark evaluates on;
+    ``sees`` are the observations that are needed, for its cameras.
 
     Raises:
         ConfigError: if there is none, or it cannot be imported.
@@ -46,29 +50,44 @@ def load_task(name: str, sees: ObservationSpec | None = None) -> Task:
         RenderError: if MUJOCO_GL names a renderer that MuJoCo cannot load.
     """
     suite, _, part = name.partition("/")
-    task = _load(suite)
+    task = _load(suite.removesuffix(BENCHMARK))
+    if suite.endswith(BENCHMARK):
+        if task.benchmark is None:
+            raise ConfigError(f"environment {task.name!r} has no initial states of a benchmark; leave out {BENCHMARK}")
+        task = task.benchmark
     if part:
         task = task.only(part)
     return task if sees is None else task.seeing(sees.fields)
 
 
+def evaluated(name: str) -> str:
+    """The environment to evaluate on: with the initial states of its benchmark, where it has some."""
+    suite, _, part = name.partition("/")
+    if suite.endswith(BENCHMARK) or load_task(name).benchmark is None:
+        return name
+    return f"{suite}{BENCHMARK}/{part}".removesuffix("/")
+
+
 def _load(name: str) -> Task:
-    if name not in TASKS and not is_plugin(name):
-        raise unknown_name("environment", name, TASKS, plugins=True)
+    package = name.partition("-")[0]
+    where, extra = SUITES.get(package, (TASKS.get(name, ""), "sim"))
+    if not where and not is_plugin(name):
+        raise unknown_name("environment", name, [*TASKS, *(f"{known}-SUITE" for known in SUITES)], plugins=True)
     try:
         from specact.lab.envs.task import Task
 
         if is_plugin(name):
             own: Task = load_object(name, "Task, see specact.lab.envs.task", lambda found: isinstance(found, Task))
             return own
-        module, _, attribute = TASKS[name].partition(":")
-        task: Task = getattr(import_module(module), attribute)
+        module, _, attribute = where.partition(":")
+        loaded = getattr(import_module(module), attribute)
+        task: Task = loaded(name) if package in SUITES else loaded
         return task
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "specact"):  # a bug, not a missing package
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "specact"):  # a bug, not a missing package
             raise
-        raise MissingExtraError(package, "sim") from error
+        raise MissingExtraError(missing, extra) from error
     except (ImportError, AttributeError, RuntimeError) as error:
         # Raised by the import of MuJoCo if MUJOCO_GL names a missing renderer.
         if not os.environ.get("MUJOCO_GL"):
@@ -76,9 +95,9 @@ def _load(name: str) -> Task:
         raise RenderError(f"{cannot_draw(error)}, or unset it if nothing is rendered") from error
 
 
-def about(name: str) -> str:
-    """What a built-in environment is, without its simulator: the text below it in its file, else the module's."""
-    module, _, attribute = TASKS[name].partition(":")
+def about(where: str) -> str:
+    """What ``MODULE:TASK`` is, without its simulator: the text below it in its file, else the module's."""
+    module, _, attribute = where.partition(":")
     spec = find_spec(module)
     tree = ast.parse(Path(spec.origin or "").read_text() if spec else "")
     for node, below in pairwise(tree.body):

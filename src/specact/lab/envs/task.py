@@ -62,6 +62,10 @@ class Task:
     # training, and as an upper bound of what cameras can show.
     privileged: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # of a suite, by name; the environment's seed modulo their number selects one
+    # Of a benchmark with initial states of its own: the task that begins in these, seed k in state k, and there their
+    # number. Evaluations take them in turn; nothing is trained or chosen on them.
+    benchmark: Task | None = None
+    states: int = 0
 
     def seeing(self, fields: Mapping[str, Field]) -> Task:
         """The task with those of its :attr:`cameras`, in their size, and :attr:`privileged` among these fields.
@@ -82,10 +86,13 @@ class Task:
         """
         if name not in self.tasks:
             raise unknown_name(f"task of {self.name}", name, self.tasks)
-        return replace(self, name=f"{self.name}/{name}", make=partial(self.make, tasks=(name,)), tasks=())
+        make, states = partial(self.make, tasks=(name,)), self.states // len(self.tasks)
+        return replace(self, name=f"{self.name}/{name}", make=make, tasks=(), states=states)
 
     def start(self, drawn: int, episode: int) -> int:
         """The environment's seed for an episode: the drawn one; in a suite the next that selects the episode's task."""
+        if self.states:
+            return episode % self.states
         return drawn + (episode - drawn) % len(self.tasks) if self.tasks else drawn
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,7 @@ from specact.gates.settings import ORACLES, GateSettings, gate_settings
 from specact.lab.data.checks import check_fit
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.data.generate import demonstration_files, split_demonstrations
-from specact.lab.envs import env_of, load_task
+from specact.lab.envs import env_of, evaluated, load_task
 from specact.lab.evaluation.calibrate import calibrate, gate_of_method, uncalibrated_gate
 from specact.lab.evaluation.cost import Timing, decision, median_ms, method_cost, timed
 from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, contrasts, method_metrics
@@ -128,7 +128,7 @@ def _evaluate(
     evaluation: Evaluation, pair: Pair[Any], out: Path, progress: Progress, pool: Pool, command: str
 ) -> dict[str, Any]:
     env = evaluation.env or env_of(pair.env)
-    task, ran = load_task(env), evaluation.resolved
+    task, ran, judged = load_task(env), evaluation.resolved, evaluated(env)
     for method in ran:
         uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)
     for method in ran:
@@ -156,7 +156,7 @@ def _evaluate(
 
             name, options = method.name, evaluation.gate_options
             gates[name] = gate_of_method(method, pair, evaluation.rate, calibrated, options=options, steps=steps)
-            shard = Shard.of(pair, env, method, gates[name], range(evaluation.episodes), evaluation.seed)
+            shard = Shard.of(pair, judged, method, gates[name], range(evaluation.episodes), evaluation.seed)
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
         imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
@@ -169,7 +169,7 @@ def _evaluate(
     for name, error in imitation_errors.items():
         methods[name]["mse"] = error
     summary = {
-        "env": env, "episodes": evaluation.episodes, "seed": evaluation.seed, "bundle": pair.name,
+        "env": judged, "episodes": evaluation.episodes, "seed": evaluation.seed, "bundle": pair.name,
         "rate": evaluation.rate,
         # Token and flow policies are evaluated without a link, see ``FamilyRollout.measured``.
         "link": "none" if family_of(pair).measured and not evaluation.realtime else evaluation.link,

@@ -21,7 +21,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from specact.errors import BundleError, ConfigError, DataError, RenderError, SpecactError
 from specact.files import write_whole
-from specact.lab.envs import load_task
+from specact.lab.envs import evaluated, load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import Timing, timed
 from specact.lab.evaluation.run import read_gates
@@ -201,7 +201,7 @@ def _simulated(run: Run, episode: int, name: str) -> _Rollout:
     """The episode under one method."""
     evaluation, method, pair = run.evaluation, load_method(name), _pair(run)
     shard = timed(
-        Shard.of(pair, evaluation["env"], method, read_gates(run.folder)[name], (episode,), evaluation["seed"]),
+        Shard.of(pair, evaluated(evaluation["env"]), method, read_gates(run.folder)[name], (episode,), evaluation["seed"]),
         Timing(**run.manifest["timing"]), link=evaluation["link"],
     )  # fmt: skip
     family = rollout_of(pair, method)

@@ -1,0 +1,120 @@
+"""LIBERO's suites: stepped as robosuite steps them, to the bit; nothing of an episode depends on the one before."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("libero", reason="needs LIBERO: pip install 'specact[libero]'")
+
+from libero.libero.benchmark import task_maps
+from robosuite.utils.transform_utils import quat2axisangle
+
+from specact.contracts import check_task
+from specact.errors import ConfigError
+from specact.lab.envs import evaluated, load_task
+from specact.lab.envs.libero import SCENE, STATES, Libero, instruction
+from specact.lab.envs.task import Task
+from specact.observation import Field
+
+draws = pytest.mark.skipif(
+    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
+)
+# A bowl on the table, and those that begin in a drawer and on a stove, which a reset moves.
+NUMBERS = (0, 4, 7)
+
+
+def scattered(env: Libero, steps: int, random: np.random.Generator) -> dict[str, Any]:
+    """What is seen after random actions."""
+    seen: dict[str, Any] = {}
+    for _ in range(steps):
+        seen, *_ = env.step(random.uniform(-1, 1, 7).astype(np.float32))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def spatial() -> Task:
+    return load_task("libero-spatial")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_episode_does_not_depend_on_those_before(spatial: Task, number: int) -> None:
+    alone = spatial.only(spatial.tasks[number])
+    used, fresh = alone.make(), alone.make()
+    for seed in (11, 5, 11):
+        used.reset(seed=seed)
+        after = scattered(used, 25, np.random.default_rng(0))
+    fresh.reset(seed=11)
+    first = scattered(fresh, 25, np.random.default_rng(0))
+    assert np.array_equal(first["state"], after["state"])
+    assert np.array_equal(fresh.sim.sim.data.qpos, used.sim.sim.data.qpos)
+    # A reset without the gripper's and the solver's memory is another episode.
+    used.reset(seed=11)
+    used.sim.robots[0].gripper.current_action = np.ones(2)
+    assert not np.array_equal(scattered(used, 25, np.random.default_rng(0))["state"], first["state"])
+
+
+def test_steps_and_state_are_those_of_robosuite() -> None:
+    """Two environments in one state: ours steps one of them, robosuite the other, with its own observations."""
+    task = load_task("libero-spatial@benchmark")
+    ours, theirs = task.only(task.tasks[0]).make(), task.only(task.tasks[0]).make()
+    for env in (ours, theirs):
+        env.reset(seed=3)
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        action = random.uniform(-1, 1, 7).astype(np.float32)
+        seen, *_ = ours.step(action)
+        observed, *_ = theirs.sim.step(action)
+    assert np.array_equal(ours.sim.sim.data.qpos, theirs.sim.sim.data.qpos)
+    rotation = quat2axisangle(observed["robot0_eef_quat"])
+    state = np.concatenate([observed["robot0_eef_pos"], rotation, observed["robot0_gripper_qpos"]])
+    np.testing.assert_allclose(seen["state"], state, atol=0.01)  # theirs is older by a substep
+
+
+def test_evaluations_begin_in_the_states_of_the_benchmark_and_nothing_else_does() -> None:
+    drawn, own = load_task("libero-object"), load_task(evaluated("libero-object"))
+    assert own.name == evaluated("libero-object") == evaluated(own.name) == "libero-object@benchmark"
+    assert own.states == 10 * STATES and own.start(12345, 511) == 11 and drawn.start(12340, 511) == 12341
+    name = drawn.tasks[3]
+    alone = load_task(evaluated(f"libero-object/{name}"))
+    assert alone.states == STATES and alone.name.endswith(name)
+    places = []
+    for task, seeds in ((alone, (0, 1, STATES, 0)), (drawn.only(name), (0, 1))):
+        env = task.make()
+        for seed in seeds:
+            env.reset(seed=seed)
+            places.append(env.sim.sim.data.qpos.round(4))
+    assert np.array_equal(places[0], places[2]) and np.array_equal(places[0], places[3])
+    assert len(np.unique(places, axis=0)) == 4
+    with pytest.raises(ConfigError, match="ball"):
+        load_task("ball@benchmark")
+
+
+def test_every_suite_of_the_package_is_there_by_name_with_its_words(spatial: Task) -> None:
+    with pytest.raises(ConfigError, match="libero-spatial-swap"):
+        load_task("libero-spatial-swop")
+    words = {instruction("libero_spatial", task) for task in spatial.tasks}
+    assert len(words) == 10 and all("bowl" in each for each in words)
+    # A suite with other positions has the same words; one with other words has these.
+    assert {instruction("libero_spatial_swap", task) for task in spatial.tasks} == words
+    assert not {instruction("libero_spatial_lan", task) for task in spatial.tasks} & words
+    assert load_task("libero-10").max_steps > load_task("libero-spatial-lan").max_steps == spatial.max_steps
+    assert len(load_task("libero-90").tasks) == len(task_maps["libero_90"])
+
+
+def test_the_suite_keeps_the_contract_of_environments(spatial: Task) -> None:
+    check_task(spatial.only(spatial.tasks[9]))
+
+
+@draws
+def test_cameras_see_what_differs(spatial: Task) -> None:
+    sees = {"image.agentview": Field((64, 64, 3), "uint8"), "image.wrist": Field((64, 64, 3), "uint8")}
+    env = spatial.seeing({**sees, SCENE: Field((6,))}).make()
+    first, _ = env.reset(seed=10)
+    second, _ = env.reset(seed=20)
+    bowl, plate = first[SCENE].reshape(2, 3)
+    assert 0.8 < bowl[2] < 1.2 and 0.05 < np.linalg.norm(bowl - plate) < 0.6
+    for name in sees:
+        assert first[name].std() > 20 and 0 < np.abs(first[name].astype(int) - second[name]).mean() < 30
+    env.close()
