@@ -9,6 +9,7 @@ one task. An episode begins in a state that the environment draws, and with ``@b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -37,7 +38,7 @@ RATE_HZ = 20.0
 WIDTH, ACTIONS = 8, 7
 BOUND = 10.0  # [m] and [rad], outside anything reachable
 SCENE_PX = 480
-DETAIL = 0.006  # [m] of the meshes in the frames; all 293,000 triangles would take four times as long to draw
+DETAIL = 0.005  # [m] of the meshes in the frames; all 293,000 triangles would take four times as long to draw
 SETTLING = 10  # steps before an episode, as objects begin in the air
 STATES = 50
 # Steps of an episode, as in the evaluations of others: the longest human demonstration and some more.
@@ -206,23 +207,22 @@ def _simulator(suite: str, task: str) -> Any:
 
 
 def _restart(simulator: Any, seed: int) -> None:
-    """Draws an initial state, which depends on the seed alone.
-
-    LIBERO places an object that begins in a drawer or on a stove where these were *before* the reset, so they are drawn
-    twice, with the same result.
-    """
-    gripper = simulator.robots[0].gripper
+    """Draws an initial state, which depends on the seed alone: that of a newly loaded model."""
+    model, gripper = simulator.sim.model._model, simulator.robots[0].gripper
     gripper.current_action = np.zeros(gripper.dof)  # robosuite keeps it
     before = np.random.get_state()
-    for _ in range(2):
-        np.random.seed(seed % 2**32)  # robosuite draws from NumPy's global generator
+    np.random.seed(seed % 2**32)  # robosuite draws from NumPy's global generator
+    try:
         while True:
-            try:
+            # LIBERO places what begins in a drawer or on a stove as if these stood at the origin, where a model has them.
+            for fixture in simulator.fixtures_dict.values():
+                body = simulator.sim.model.body_name2id(fixture.root_body)
+                model.body_pos[body], model.body_quat[body] = 0.0, (1.0, 0.0, 0.0, 0.0)
+            with suppress(RandomizationError):  # objects overlap
                 simulator.reset()
-            except RandomizationError:  # objects overlap: the next draw
-                continue
-            break
-    np.random.set_state(before)
+                break
+    finally:
+        np.random.set_state(before)
     simulator.sim.data._data.qacc_warmstart[:] = 0.0
 
 
