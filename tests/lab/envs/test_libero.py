@@ -14,7 +14,7 @@ from robosuite.utils.transform_utils import quat2axisangle
 from specact.contracts import check_task
 from specact.errors import ConfigError
 from specact.lab.envs import evaluated, load_task
-from specact.lab.envs.libero import SCENE, STATES, Libero, instruction
+from specact.lab.envs.libero import SCENE, STATES, instruction
 from specact.lab.envs.task import Task
 from specact.observation import Field
 
@@ -25,7 +25,7 @@ draws = pytest.mark.skipif(
 NUMBERS = (0, 4, 7)
 
 
-def scattered(env: Libero, steps: int, random: np.random.Generator) -> dict[str, Any]:
+def scattered(env: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
     """What is seen after random actions."""
     seen: dict[str, Any] = {}
     for _ in range(steps):
@@ -41,7 +41,8 @@ def spatial() -> Task:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_episode_does_not_depend_on_those_before(spatial: Task, number: int) -> None:
     alone = spatial.only(spatial.tasks[number])
-    used, fresh = alone.make(), alone.make()
+    used: Any = alone.make()
+    fresh: Any = alone.make()
     for seed in (11, 5, 11):
         used.reset(seed=seed)
         after = scattered(used, 25, np.random.default_rng(0))
@@ -62,7 +63,8 @@ def test_an_episode_does_not_depend_on_those_before(spatial: Task, number: int) 
 def test_steps_and_state_are_those_of_robosuite() -> None:
     """Two environments in one state: ours steps one of them, robosuite the other, with its own observations."""
     task = load_task("libero-spatial@benchmark")
-    ours, theirs = task.only(task.tasks[0]).make(), task.only(task.tasks[0]).make()
+    ours: Any = task.only(task.tasks[0]).make()
+    theirs: Any = task.only(task.tasks[0]).make()
     for env in (ours, theirs):
         env.reset(seed=3)
     random = np.random.default_rng(0)
@@ -85,7 +87,7 @@ def test_evaluations_begin_in_the_states_of_the_benchmark_and_nothing_else_does(
     assert alone.states == STATES and alone.name.endswith(name)
     places = []
     for task, seeds in ((alone, (0, 1, STATES, 0)), (drawn.only(name), (0, 1))):
-        env = task.make()
+        env: Any = task.make()
         for seed in seeds:
             env.reset(seed=seed)
             places.append(env.sim.sim.data.qpos.round(4))

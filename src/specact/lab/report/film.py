@@ -200,8 +200,9 @@ class _Rollout:
 def _simulated(run: Run, episode: int, name: str) -> _Rollout:
     """The episode under one method."""
     evaluation, method, pair = run.evaluation, load_method(name), _pair(run)
+    env, gate = evaluated(evaluation["env"]), read_gates(run.folder)[name]
     shard = timed(
-        Shard.of(pair, evaluated(evaluation["env"]), method, read_gates(run.folder)[name], (episode,), evaluation["seed"]),
+        Shard.of(pair, env, method, gate, (episode,), evaluation["seed"]),
         Timing(**run.manifest["timing"]), link=evaluation["link"],
     )  # fmt: skip
     family = rollout_of(pair, method)
