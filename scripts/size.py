@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/rollout": (2_100, 2_700),
     f"{SRC}/lab/evaluation": (1_700, 1_900),
     f"{SRC}/lab/tised": (1_700, 1_800),
-    f"{SRC}/lab/report": (800, 1_169),
+    f"{SRC}/lab/report": (800, 1_200),
     "experiments": (4_500, 7_700),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 34_000),
