@@ -388,7 +388,9 @@ def test_the_journal_holds_what_happened() -> None:
     verifier = Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD)
     policy = policy_of(clock, [QUICK], Always(), verifier=verifier)
     stall = PERIOD + QUICK
-    summary = summary_of(drive(Arm(clock), policy, 7, clock)[0])
+    ticks = drive(Arm(clock), policy, 7, clock)[0]
+    assert [tick.seam for tick in ticks] == [tick.record is not None for tick in ticks]
+    summary = summary_of(ticks)
     assert summary.pop("seams")["largest_step_within"] == pytest.approx(0.1)
     assert summary == {
         "periods": 7,

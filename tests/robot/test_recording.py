@@ -199,6 +199,7 @@ def test_a_chunk_policy_alone_is_recorded_with_its_misses(tmp_path: Path) -> Non
     for step in steps:
         missed = step.chunk is not None and step.chunk["miss"]
         assert step.origin == ("fallback" if missed else "replaced")
+        assert step.control["starved_by"] == ("invalid" if missed else "")
         if step.chunk is not None and not missed:
             assert step.action is not None and step.action.tolist() == step.chunk["actions"][:2].tolist()
 

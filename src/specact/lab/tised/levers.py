@@ -238,11 +238,12 @@ def _gate(about: str, gate: str, *, late: bool = False) -> Lever:
 
 # By lever, some of which have the paper's names: the execution.
 OVERLAPS: dict[str, tuple[Kind, str]] = {
-    "naive": ("append", "naive asynchronous execution"), "aligned": ("aligned", "aligned execution, by timestamp"),
+    "naive": ("append", "append: the paper's naive asynchronous execution"),
+    "aligned": ("aligned", "aligned execution, by timestamp"),
     "roll_forward": (
         "roll_forward", "roll-forward without fine-tuning: VLASH's policy is trained for it, this one is not"
     ),
-    "inpainting": ("rtc", "inpainting (real-time chunking)"),
+    "inpainting": ("rtc", "rtc: real-time chunking, by inpainting"),
 }  # fmt: skip
 LEVERS = {
     "steps": Lever(
