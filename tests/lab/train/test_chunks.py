@@ -13,6 +13,7 @@ from msgspec import structs
 from tests.lab.train.dots import dots
 from torch import Tensor
 
+from specact.bundle.manifest import WEIGHTS
 from specact.errors import BundleError, ConfigError
 from specact.execution.schedule import soft_mask
 from specact.families.chunks.flow import integrate, load_flow
@@ -23,6 +24,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.train import export, loop
 from specact.lab.train.chunks import (
     chunk_labels,
+    chunk_stage,
     demonstrated_stage,
     nearest_bins,
     soft_bins,
@@ -32,9 +34,18 @@ from specact.lab.train.chunks import (
 from specact.lab.train.codes import policy_stage, specs_of
 from specact.lab.train.dataset import observation_of, prepare
 from specact.lab.train.encoder import PatchEmbedding
+from specact.lab.train.export import stored_weights
 from specact.lab.train.flow import Flow
 from specact.lab.train.loop import Stage, run
-from specact.lab.train.recipe import ChunkRecipe, CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe, plain
+from specact.lab.train.recipe import (
+    ChunkRecipe,
+    CodesRecipe,
+    EncoderRecipe,
+    PolicyRecipe,
+    TokenizerRecipe,
+    chunk_recipe_of,
+    plain,
+)
 from specact.lab.train.vqbet import ResidualVQ
 from specact.observation import Window, vectors
 
@@ -117,6 +128,23 @@ def test_a_policy_trained_for_delays_goes_on_as_the_actions_under_way_do(tmp_pat
         structs.replace(RECIPE, delays=3)
     with pytest.raises(ConfigError, match="delays"):
         structs.replace(RECIPE, kind="regression", delays=1)
+
+
+def test_a_training_may_start_from_the_weights_of_a_bundle(tiny_flow: Path, tmp_path: Path) -> None:
+    """Also one for delays from one without: the networks are the same."""
+    recipe = chunk_recipe_of(load_flow(tiny_flow).manifest.recipe, "tiny")
+    spec, weights = load_flow(tiny_flow).spec, stored_weights(tiny_flow / WEIGHTS)
+    data = {"state": (torch.zeros(8), torch.ones(8)), "goal": (torch.zeros(2), torch.ones(2))}
+
+    def begun(**changes: Any) -> Stage:
+        made = structs.replace(recipe, **changes)
+        return chunk_stage("flow", made, spec, data, None, lambda step: None, lambda: None)  # type: ignore[arg-type, return-value]
+
+    for name, value in begun(base=str(tiny_flow), delays=3).module.state_dict().items():
+        torch.testing.assert_close(value, weights[name], msg=name)
+    assert any((value != weights[name]).any() for name, value in begun().module.state_dict().items())
+    with pytest.raises(ConfigError, match="networks"):
+        begun(base=str(tiny_flow), width=8)
 
 
 def test_draws_of_a_window_read_its_entry_of_the_cache(trained: Flow) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import WEIGHTS, Words
-from specact.errors import unknown_name
+from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.flow import FLOW_PARTS, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import REGRESSION_PARTS, LoadedPolicy
@@ -20,7 +21,7 @@ from specact.families.tokens.policy import BINS, TOKEN_PARTS
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.attention import Statistics, perceptron
 from specact.lab.train.dataset import Dataset, Windows, observation_of
-from specact.lab.train.export import BundleFolder, deployed, write_weights
+from specact.lab.train.export import BundleFolder, deployed, stored_weights, write_weights
 from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.flow import Flow, TokenModel, flow_graphs, regression_graphs, token_graphs
 from specact.lab.train.loop import Losses, Metrics, Progress, Stage, autocast, device_of, seed_weights
@@ -170,6 +171,11 @@ def chunk_stage(
     """
     seed_weights(recipe.seed)
     model = chunk_model(spec, recipe, statistics, words)
+    if recipe.base:
+        try:
+            model.load_state_dict(stored_weights(find_bundle(recipe.base) / WEIGHTS))
+        except RuntimeError as error:
+            raise ConfigError(f"{recipe.base} has other networks than this recipe makes: {error}") from None
     if auxiliary:
         model.readout = perceptron(2 * recipe.width, recipe.width, auxiliary)
     measure, error_of = _ERRORS[recipe.kind]

@@ -252,12 +252,14 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
     bins. Observations are those of :class:`PolicyRecipe`. ``auxiliary`` is a numeric observation of the demonstrations,
     such as ``privileged.scene``, that a readout of the prefix, which is not exported, learns to predict. ``draws`` of a
     flow are times and noises per window; with ``delays`` it learns to continue d actions under way, d uniform from 0 to
-    ``delays`` (training-time RTC). ``snapshots`` intermediate bundles ``BUNDLE-STEP`` are made; select the best by
+    ``delays`` (training-time RTC). It starts from the weights of ``base``, a bundle of the same networks, if one is
+    named. ``snapshots`` intermediate bundles ``BUNDLE-STEP`` are made; select the best by
     rollouts: the loss on held-out demonstrations does not predict success.
     """
 
     kind: Literal["flow", "regression", "tokens"]
     bundle: str
+    base: str = ""
     sees: tuple[str, ...] = ()
     history: dict[str, WholeNumber] = field(default_factory=dict)
     instruction: bool = False
@@ -295,6 +297,8 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
             raise ConfigError(f"smooth is for the labels of tokens; leave it out of a recipe of kind {self.kind!r}")
         if self.delays and (self.kind != "flow" or self.delays >= self.chunk):
             raise ConfigError(f"delays are for a recipe of kind 'flow', and below chunk = {self.chunk}")
+        if self.base and self.kind == "tokens":
+            raise ConfigError("base is for a recipe of kind 'flow' or 'regression'; leave it out for tokens")
         if self.width % (2 * self.heads):
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
