@@ -18,15 +18,20 @@ from specact.errors import ConfigError
 
 Vector = NDArray[np.float64]
 
+RATE_HZ = 20.0
 GAIN = 12.0  # action per metre
 TURNING = 2.0  # action per radian
-MOST_TURNING = 0.3
+MOST_TURNING = 0.6
+LOST_M = 0.03  # [m], so far from where it was held in the hand an object has slipped
+STALLED_MPS = 0.015  # [m/s], a hand slower than this has met something
+STRAIGHT_RAD, BENT_RAD = -0.45, -0.8  # [rad], of the elbow: it has to bend, and has bent enough
 CLOSED_MPS = 0.01  # [m/s], fingers slower than this have closed around something
 OPEN_M = 0.06  # [m], the gripper is open
 PALM = (0.037, 0.115)  # [m], half of the palm across and along the fingers' axis
 PALM_HEIGHT = 0.035  # [m], of the palm's lower side above the point between the fingers
 SHIFTS = (0.0, 0.015, -0.015, 0.023, -0.023, 0.03, -0.03)  # [m]
 OPEN, SHUT = -1.0, 1.0
+TILTED = np.array([[np.cos(0.5), 0.0, np.sin(0.5)], [0.0, 1.0, 0.0], [-np.sin(0.5), 0.0, np.cos(0.5)]])
 
 
 class Phase(Enum):
@@ -65,19 +70,19 @@ class Grasp:
 BOWL = Grasp("rim")
 GROCERY = Grasp("top", hover=0.10, carry=0.24, drop=0.08)
 _BOWL_ON = "pick_up_the_black_bowl_{}_and_place_it_on_the_plate"
-# An arm that is stretched out far or high can stall, so objects there are grasped at the near rim and carried low.
+# A stretched arm stalls, and so does a folded one: far bowls are grasped at the near rim, and all carried low.
 GRASPS = {
     _BOWL_ON.format("between_the_plate_and_the_ramekin"): replace(BOWL, side=-1),
-    _BOWL_ON.format("next_to_the_ramekin"): BOWL,
-    _BOWL_ON.format("from_table_center"): BOWL,
-    _BOWL_ON.format("on_the_cookie_box"): BOWL,
+    _BOWL_ON.format("next_to_the_ramekin"): replace(BOWL, along="x"),
+    _BOWL_ON.format("from_table_center"): replace(BOWL, along="x"),
+    _BOWL_ON.format("on_the_cookie_box"): replace(BOWL, along="x"),
     _BOWL_ON.format("in_the_top_drawer_of_the_wooden_cabinet"): Grasp(
         "rim", along="x", depth=0.02, hover=0.08, lift=0.11, speed=0.5, centre="wooden_cabinet_1_top_region"
     ),
-    _BOWL_ON.format("on_the_ramekin"): BOWL,
+    _BOWL_ON.format("on_the_ramekin"): replace(BOWL, along="x"),
     _BOWL_ON.format("next_to_the_cookie_box"): replace(BOWL, along="x"),
     _BOWL_ON.format("on_the_stove"): BOWL,
-    _BOWL_ON.format("next_to_the_plate"): BOWL,
+    _BOWL_ON.format("next_to_the_plate"): replace(BOWL, along="x"),
     _BOWL_ON.format("on_the_wooden_cabinet"): replace(BOWL, along="x"),
     **{
         f"pick_up_the_{name}_and_place_it_in_the_basket": GROCERY
@@ -93,6 +98,11 @@ GRASPS = {
     "put_the_bowl_on_the_plate": replace(BOWL, along="x"),
     "put_the_wine_bottle_on_the_rack": Grasp("top", carry=0.12, drop=0.06),
 }
+
+
+def up(height: float) -> Vector:
+    """A step up, ``[3]``."""
+    return np.array([0.0, 0.0, height])
 
 
 class Scene:
@@ -115,6 +125,17 @@ class Scene:
         """The gripper's axes as columns, ``[3, 3]``: that in which the fingers close, across it, and ahead."""
         return np.array(self._data.site_xmat[self._robot.eef_site_id]).reshape(3, 3)
 
+    def arm(self) -> tuple[float, Vector]:
+        """Angle of the elbow [rad], 0 when the arm is straight, and the direction from its wrist to its shoulder."""
+        joints = self._data.xanchor[self._robot._ref_joint_indexes]
+        back = joints[1] - joints[5]
+        return float(self._data.qpos[self._robot._ref_joint_pos_indexes[3]]), back / np.linalg.norm(back)
+
+    @property
+    def held(self) -> Vector:
+        """Position of the object in the frame of the hand, ``[3]``."""
+        return np.asarray(self.rotation.T @ (self.position(self.object) - self.hand))
+
     def fingers(self) -> tuple[float, float]:
         """Distance of the fingers [m], and how fast it changes [m/s]."""
         left, right = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
@@ -127,8 +148,7 @@ class Scene:
             return np.array(self._data.xpos[self._bodies[name]])
         site = self._data.site(name)
         height = float(self._model.site_size[site.id][2])
-        # A tall region has no upper side.
-        return np.array(site.xpos + np.array([0.0, 0.0, height if height < 0.1 else 0.0]))
+        return np.asarray(site.xpos + up(height if height < 0.1 else 0.0))  # a tall region has no upper side
 
     def box(self, name: str) -> tuple[Vector, Vector]:
         """The corners of the box, parallel to the world's axes, around what collides of an object, ``[3]`` each."""
@@ -160,6 +180,8 @@ class Expert:
         self._grasp, self._scene = GRASPS[world.task], Scene(world.sim)
         self._offset = self._find_grasp()
         self._trim = np.zeros(2)
+        self._last, self._held = self._scene.hand, self._scene.held
+        self._straight = False
         self._lay = 0.0  # height at which the object lay
         self._enter(Phase.APPROACH)
 
@@ -167,10 +189,13 @@ class Expert:
         """The action in the current state, float32 ``[7]`` in [-1, 1]."""
         scene, hand = self._scene, self._scene.hand
         self._steps += 1
-        lost = float(np.linalg.norm(hand - self._grasp_point())) > 0.035
+        self._speed, self._last = RATE_HZ * float(np.linalg.norm(hand - self._last)), hand
+        lost = float(np.linalg.norm(scene.held - self._held)) > LOST_M
         if lost and self._phase in (Phase.LIFT, Phase.CARRY, Phase.LOWER):
             self._enter(Phase.APPROACH)
         goal, gripper = self._reach() if self._phase in (Phase.APPROACH, Phase.CLOSE) else self._deliver()
+        elbow, back = scene.arm()
+        self._straight = elbow > (BENT_RAD if self._straight else STRAIGHT_RAD)
         error = goal - hand
         # The controller has a steady error under load, which a small integral removes.
         near = float(np.linalg.norm(error[:2])) < 0.03
@@ -178,7 +203,11 @@ class Expert:
         move = GAIN * error + np.append(self._trim, 0.0)
         fastest = self._grasp.speed if self._phase is Phase.LIFT else 1.0
         move *= min(1.0, fastest / max(float(np.abs(move).max()), 1e-9))
-        turn = 0.5 * np.cross(scene.rotation, self._wanted_rotation(), axis=0).sum(axis=1)
+        wanted = self._wanted_rotation()
+        if self._straight:
+            # The controller cannot bend a straight arm by pulling, but by tilting the hand it moves the wrist back.
+            move, wanted = 0.2 * back, TILTED @ wanted
+        turn = 0.5 * np.cross(scene.rotation, wanted, axis=0).sum(axis=1)
         turn = np.clip(TURNING * turn, -MOST_TURNING, MOST_TURNING)
         return np.asarray(np.clip(np.concatenate([move, turn, [gripper]]), -1.0, 1.0), np.float32)
 
@@ -187,17 +216,17 @@ class Expert:
         scene, grasp = self._scene, self._grasp_point()
         if self._phase is Phase.CLOSE:
             if self._steps > 4 and scene.fingers()[1] < CLOSED_MPS:
+                self._held = scene.held
                 self._enter(Phase.LIFT)
             return grasp, SHUT
         gap = scene.hand - grasp
         beside = float(np.linalg.norm(gap[:2]))
         patient = self._steps < 60
         near = 0.012 if patient else 0.022
-        turned = float(np.arccos(np.clip(scene.rotation[:, 0] @ self._wanted_rotation()[:, 0], -1.0, 1.0)))
-        if beside > 0.06 or turned > 0.15 or (beside > near and gap[2] < 0.04):
-            goal = grasp + np.array([0.0, 0.0, self._grasp.hover])
+        if beside > 0.06 or self._turned() > 0.15 or (beside > near and gap[2] < 0.04):
+            goal = grasp + up(self._grasp.hover)
         else:
-            goal = grasp + np.array([0.0, 0.0, 0.0 if beside < near else 0.05])
+            goal = grasp + up(0.0 if beside < near else 0.05)
         if beside > 0.06 and gap[2] < 0.6 * self._grasp.hover:  # rise before moving sideways
             goal[:2] = scene.hand[:2]
         if beside < near + 0.003 and scene.fingers()[0] > OPEN_M and gap[2] < (0.008 if patient else 0.02):
@@ -226,20 +255,25 @@ class Expert:
                     return hand + np.append(np.clip(sideways, -0.02, 0.02), 0.0), SHUT
                 else:
                     return np.array([hand[0], hand[1], over[2]]), SHUT
-            case Phase.CARRY if beside < (0.012 if self._steps <= 60 else 0.03):
+            case Phase.CARRY if beside < (0.012 if self._steps <= 60 else 0.03) and self._turned() < 0.2:
                 self._enter(Phase.LOWER)
             case Phase.LOWER if beside > 0.03:
                 self._enter(Phase.CARRY)
-            case Phase.LOWER if thing[2] - target[2] < 0.006 or self._steps > 40:
+            case Phase.LOWER if thing[2] - target[2] < 0.006 or (self._steps > 6 and self._speed < STALLED_MPS):
                 self._enter(Phase.RELEASE)
             case Phase.RELEASE if self._steps > 14:
                 self._enter(Phase.APPROACH)
         if self._phase is Phase.RELEASE or self._phase is Phase.APPROACH:
-            return hand + np.array([0.0, 0.0, 0.0 if self._steps < 6 else 0.05]), OPEN
+            return hand + up(0.0 if self._steps < 6 else 0.05), OPEN
         return (final if self._phase is Phase.LOWER else over), SHUT
 
     def _enter(self, phase: Phase) -> None:
         self._phase, self._steps = phase, 0
+
+    def _turned(self) -> float:
+        """Angle between the wanted rotation of the hand and its own [rad]."""
+        cosine = (np.trace(self._scene.rotation.T @ self._wanted_rotation()) - 1.0) / 2.0
+        return float(np.arccos(np.clip(cosine, -1.0, 1.0)))
 
     def _grasp_point(self) -> Vector:
         return self._scene.position(self._scene.object) + self._offset
