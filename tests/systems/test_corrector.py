@@ -96,7 +96,7 @@ def test_without_a_correction_it_is_aligned_execution_bit_for_bit(delay: int, ev
 
 
 def test_a_chunk_that_is_played_from_its_beginning_is_something_else() -> None:
-    assert executed("naive", 2, 3) != commands(Stub(), 2, 3)
+    assert executed("append", 2, 3) != commands(Stub(), 2, 3)
 
 
 def test_the_network_sees_what_is_left_of_the_chunk_and_its_age() -> None:

@@ -31,7 +31,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard, episode_seed
 from specact.lab.rollout.steps import OBSERVATION, SHARD, Table, observation_columns
 from specact.load import load_policy
-from specact.observation import ObservationHistory, ObservationSpec, Window
+from specact.observation import Field, ObservationHistory, ObservationSpec, Window
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream, streams
 from specact.types import Chunk
@@ -262,15 +262,19 @@ def _state(window: Window) -> NDArray[np.float32]:
     return newest
 
 
-def record_stale(target: str, env: str, seed: int, most_delay: int, folder: Path, number: int) -> None:
+def record_stale(
+    target: str, env: str, fields: Mapping[str, Field], seed: int, most_delay: int, folder: Path, number: int
+) -> None:
     """Writes the file of this number, a chunk policy whose chunks are played late, each action at its time.
 
     Each episode has a delay from 0 to ``most_delay`` steps, and a number of steps between two requests with which no
     chunk of H actions runs out; before the first chunk has arrived newer ones are played. Of every step, by name:
-    numbers of ``episode`` and ``step``, ``chunk``, the answer to its observation ``[N, H, A]``, and what was observed.
+    numbers of ``episode`` and ``step``, ``chunk``, the answer to its observation ``[N, H, A]``, and these fields.
+    All answers of an episode have the same random numbers: two differ by what was observed alone.
     """
     policy, length = _policy(target), _policy(target).spec.chunk
-    episodes, robots, histories = _started(env, policy.spec.observation, seed, number)
+    asks, sees = policy.spec.observation, ObservationSpec(fields)
+    episodes, robots, histories = _started(env, sees.union(asks), seed, number)
     rng = stream(seed, Role.DATA, episode=int(episodes[0]))
     delays = rng.integers(most_delay + 1, size=SHARD)
     every = rng.integers(1, length - delays + 1)
@@ -278,11 +282,11 @@ def record_stale(target: str, env: str, seed: int, most_delay: int, folder: Path
     running, rows, step = list(range(SHARD)), list[Table](), 0
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
-        rngs = streams(Role.VERIFY, [StepAddress(seed, 0, int(episodes[i]), step) for i in running])
-        chunks = policy.infer_batch(windows, rngs)
+        rngs = streams(Role.VERIFY, [StepAddress(seed, 0, int(episodes[i]), 0) for i in running])
+        chunks = policy.infer_batch([asks.select(window) for window in windows], rngs)
         rows.append({
             "episode": episodes[running], "step": np.full(len(running), step), "chunk": np.stack(chunks),
-            **observation_columns(policy.spec.observation, windows),
+            **observation_columns(sees, windows),
         })  # fmt: skip
         for i, chunk in zip(running, chunks, strict=True):
             if step % every[i] == 0:
@@ -293,7 +297,8 @@ def record_stale(target: str, env: str, seed: int, most_delay: int, folder: Path
             robots[i].act(played[step - at])
         running, step = [i for i in running if not robots[i].done], step + 1
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    write_whole(folder / f"{number:05}.safetensors", save(table))
+    order = np.lexsort((table["step"], table["episode"]))
+    write_whole(folder / f"{number:05}.safetensors", save({name: column[order] for name, column in table.items()}))
 
 
 Started = tuple[NDArray[np.int64], list[SimulatedRobot], list[ObservationHistory]]

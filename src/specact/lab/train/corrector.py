@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from torch import Tensor, nn
 
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
-from specact.errors import ConfigError
+from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.pair import stored_source
 from specact.families.chunks.sources import kind_of_source
-from specact.lab.envs import env_of
+from specact.lab.envs import env_of, load_task
 from specact.lab.rollout.distillation import record_rollouts, record_stale
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import OBSERVATION, SHARD
@@ -44,10 +43,12 @@ from specact.types import ActionUnits
 
 Array = NDArray[np.float32]
 
-# What the network sees of the observation, the chunk (its actions left, or the first of them) and the index.
-USES: dict[str, tuple[bool, str, bool]] = {
-    "corrector": (True, "all", True), "shuffled": (True, "all", True), "a2c2": (True, "first", True),
-    "draft": (True, "none", False), "index": (False, "none", True),
+_ALL = 1 << 20  # more than a chunk has
+# By method: whether the network sees the observation, how many actions of the chunk at most, and whether the index; and
+# from which share of the examples the chunk is withheld, if not the recipe's.
+USES: dict[str, tuple[bool, int, bool, float | None]] = {
+    "corrector": (True, _ALL, True, None), "shuffled": (True, _ALL, True, None), "a2c2": (True, 1, True, 0.0),
+    "draft": (True, 0, False, 1.0), "index": (False, 0, True, 0.0),
 }  # fmt: skip
 # Share of the changes that do not exceed the bound: the largest one is an outlier's.
 _WITHIN = 0.99
@@ -85,8 +86,7 @@ class CorrectorModel(Observing):
         self, fields: Mapping[str, Field], statistics: Statistics, shape: tuple[int, int], recipe: CorrectorRecipe
     ) -> None:
         super().__init__(fields, statistics)
-        observes, of_chunk, of_index = USES[recipe.method]
-        rows = {"all": shape[0], "first": 1, "none": 0}[of_chunk]
+        observes, rows, of_index, _ = USES[recipe.method]
         self.register_buffer("sees", torch.tensor(float(observes)))
         self.register_buffer("of_chunk", (torch.arange(shape[0]) < rows).float()[:, None])
         self.register_buffer("of_index", torch.tensor(float(of_index)))
@@ -111,19 +111,15 @@ class CorrectorTraining(FromDemonstrations):
 
     def __init__(self, recipe: CorrectorRecipe, data: Path, jobs: int = 1) -> None:
         self.recipe, self._jobs, self.target = recipe, jobs, load_policy(recipe.target)
-        units, spec = self.target.units, self.target.policy.spec
-        seen = spec.observation.vectors
-        if units is None or seen is None:
-            raise ConfigError(f"{recipe.target} must say the range of its actions and see more than camera frames")
-        unknown = sorted(set(recipe.sees) - seen.fields.keys())
-        if unknown:
-            raise ConfigError(f"a corrector sees what {recipe.target} sees, {', '.join(seen.fields)}; got {unknown}")
-        self.units: ActionUnits = units
-        self.seen = ObservationSpec({name: seen[name] for name in recipe.sees or seen.fields})
+        if self.target.units is None:
+            raise ConfigError(f"{recipe.target} must say the range of its actions: give it low and high")
+        self.units: ActionUnits = self.target.units
         # The user's own may be code; a bundle's must not be without being named.
         self.env = recipe.env or env_of(self.target.env)
+        self.seen = self._sees(self.target.policy.spec.observation)
         self.request = plain(recipe) | {"taught_by": self.target.fingerprint}
-        self._demonstrated = recipe.method == "a2c2"
+        self._demonstrated, without = recipe.method == "a2c2", USES[recipe.method][-1]
+        self._without = recipe.without if without is None else without
         if self._demonstrated:
             super().__init__(_demonstrations(recipe), data, recipe.seed, teacher=self.target)
         elif data != Path():
@@ -141,7 +137,7 @@ class CorrectorTraining(FromDemonstrations):
                 yield
             return
         recipe, count = self.recipe, self.recipe.episodes // SHARD
-        record = partial(record_stale, recipe.target, self.env, recipe.seed, recipe.most_delay)
+        record = partial(record_stale, recipe.target, self.env, dict(self.seen.fields), recipe.seed, recipe.most_delay)
         with Pool(self._jobs) as pool:
             files = record_rollouts(
                 record, self.out / "rollouts", range(count), pool.each, partial(progress, "rollouts")
@@ -150,40 +146,55 @@ class CorrectorTraining(FromDemonstrations):
         self.train, self.held_out = self._of_rollouts(files[:-last]), self._of_rollouts(files[-last:])
         yield
 
+    def _sees(self, target: ObservationSpec) -> ObservationSpec:
+        """What the device sees: numbers, with the target's history, or the newest of what the target does not see."""
+        shapes = load_task(self.env).shapes()
+        known = {name: Field(shape) for name, shape in shapes.items() if name != "action" and len(shape) == 1}
+        known |= {name: field for name, field in target.fields.items() if not field.is_image}
+        for name in self.recipe.sees:
+            if name not in known:
+                raise unknown_name("observation of a corrector", name, known)
+        fields = {
+            name: known[name] for name in self.recipe.sees or known if name in {*self.recipe.sees, *target.fields}
+        }
+        if not fields:
+            raise ConfigError(f"{self.recipe.target} sees camera frames alone; say in sees what the device sees")
+        return ObservationSpec(fields)
+
     def plan(self) -> list[dict[str, int]]:
         return [{"corrector": self.recipe.steps}]
 
     def stage(self, name: str) -> Stage:
-        recipe, train, held_out, bound = self.recipe, self.train, self.held_out, torch.from_numpy(self._bound())
+        recipe, train, bound = self.recipe, self.train, torch.from_numpy(self._bound())
         seed_weights(recipe.seed)
         model = self._model()
-        # Of another step, most likely of another episode.
-        mixed = stream(recipe.seed, Role.DATA).permutation(len(train)) if recipe.method == "shuffled" else None
+        if recipe.method == "shuffled":  # observations of another step, most likely of another episode
+            other = stream(recipe.seed, Role.DATA).permutation(len(train))
+            train = replace(train, observation={name: seen[other] for name, seen in train.observation.items()})
 
-        def errors(steps: Steps, step: int, size: int, module: nn.Module, shuffled: Any = None) -> dict[str, Tensor]:
-            """Squared errors of corrected, drafted and uncorrected actions, means over those that there are."""
+        def errors(steps: Steps, step: int, size: int, module: nn.Module) -> dict[str, Tensor]:
+            """Mean squared errors: with a chunk of the corrected and of its own action, without one of the drafted."""
             rng = stream(recipe.seed, Role.DATA, step=step)
             rows = rng.integers(len(steps), size=size)
             ages = rng.integers(np.minimum(steps.since[rows] + 1, steps.chunk.shape[1]))
-            given = torch.from_numpy(rng.random(size) >= self._without)[:, None]
+            given = torch.from_numpy(rng.random(size) >= self._without)
             left, index = left_of(steps, rows, ages)
-            seen = {
-                n: torch.from_numpy(v[rows if shuffled is None else shuffled[rows]])
-                for n, v in steps.observation.items()
-            }
-            u, drafted = module(seen, given[..., None] * left, given * index)
-            label, base = torch.from_numpy(steps.label[rows]), left[:, 0]
-            found = {"corrected": base + bound * u, "aligned": base, "drafted": drafted}
-            wrong = {name: (action - label).square().mean(1, keepdim=True) for name, action in found.items()}
-            there = {"corrected": given, "aligned": given, "drafted": ~given}
-            return {name: (there[name] * each).sum() / there[name].sum().clamp(min=1) for name, each in wrong.items()}
+            seen = {name: torch.from_numpy(values[rows]) for name, values in steps.observation.items()}
+            u, drafted = module(seen, given[:, None, None] * left, given[:, None] * index)
+            base, label = left[:, 0], torch.from_numpy(steps.label[rows])
+
+            def error(action: Tensor, of: Tensor) -> Tensor:
+                return (of * (action - label).square().mean(1)).sum() / of.sum().clamp(min=1)
+
+            corrected = error(base + bound * u, given)
+            return {"corrected": corrected, "aligned": error(base, given), "drafted": error(drafted, ~given)}
 
         def update(step: int) -> Losses:
-            parts = errors(train, step, recipe.batch, model, mixed)
+            parts = errors(train, step, recipe.batch, model)
             return parts["corrected"] + parts["drafted"], parts
 
         def validate(module: nn.Module) -> Metrics:
-            return errors(held_out, 0, _VALIDATED, module)
+            return errors(self.held_out, 0, _VALIDATED, module)
 
         return Stage(name, model, recipe, update, validate, recipe.seed, small=True)
 
@@ -204,11 +215,6 @@ class CorrectorTraining(FromDemonstrations):
         manifest = {"kind": "corrector", **self.manifest(recipe.bundle, self.env)}
         return [folder.finish(manifest | {"sources": {"target": stored_source(recipe.target)}}, spec)]
 
-    @property
-    def _without(self) -> float:
-        """From which share of the examples the chunk is withheld."""
-        return {"a2c2": 0.0, "index": 0.0, "draft": 1.0}.get(self.recipe.method, self.recipe.without)
-
     def _bound(self) -> Array:
         """The change of the learned action within a step, which a correction may not exceed; A2C2 has no bound."""
         steps = self.train
@@ -226,12 +232,7 @@ class CorrectorTraining(FromDemonstrations):
 
     def _of_rollouts(self, files: Sequence[Path]) -> Steps:
         parts = [load_file(file) for file in files]
-        # The robots of a file act in turn.
-        tables = [
-            {name: column[np.lexsort((part["step"], part["episode"]))] for name, column in part.items()}
-            for part in parts
-        ]
-        table = {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
+        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         chunk = self.units.from_environment(table["chunk"])
         observation = {name: table[OBSERVATION + name] for name in self.seen.fields}
         return Steps(observation, table["step"], chunk, chunk[:, 0])

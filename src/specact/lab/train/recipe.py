@@ -397,8 +397,8 @@ class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
     ``corrector`` learns the target's answers of now, in ``episodes`` of rollouts in ``env`` that play its chunks up to
     ``most_delay`` control steps late; the chunk is withheld from a share ``without`` of the examples. ``draft``,
     ``shuffled`` and ``index`` are its controls, see :mod:`specact.systems.corrector`. ``a2c2`` learns the demonstrated
-    actions, on the demonstrations of the target's bundle. It ``sees`` these of the target's observations; if empty, all
-    but camera frames. Its layers have the width ``hidden``.
+    actions, on the demonstrations of the target's bundle. It ``sees`` these numbers that the
+    environment shows; if empty, those that the target sees. Its layers have the width ``hidden``.
     """
 
     kind: Literal["corrector"]
