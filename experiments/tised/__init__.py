@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import Cell, Run, specact
+from experiments.measure import interleaved, relative_costs
 from experiments.tised.findings import compare_methods, find_all
-from experiments.tised.optima import optima_of
 from experiments.tised.tables import report as report
-from specact.lab.tised.analysis import as_row, contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
+from specact.lab.tised.analysis import contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
+from specact.lab.tised.levers import settings_of, subject_of
+from specact.lab.train.variants import BundleVariants
+from specact.rng import Role, stream
 
 STEADY = [f"loopback+delay={ms}" for ms in (1, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
@@ -31,6 +34,8 @@ ALONE = "alone=0,1"
 # two cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 SLOW = ["--hardware", "agx-50w", "vla-rtx-4070"]
+# Networks as strengths of quantisation.
+QUANTISED = {"float32": 0.0, "W8A8": 4.0, "W4A8": 8.0}
 
 # Words of the sweep, and its episodes.
 SWEEPS: dict[str, tuple[list[str], int]] = {
@@ -70,9 +75,10 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """A cell per sweep."""
+    """A cell per sweep, and one of times that need a quiet machine."""
     for name in SWEEPS:
         yield Cell(name, partial(swept, name))
+    yield Cell("quantised", quantised)
 
 
 def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
@@ -87,21 +93,41 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     out = (folder / "sweep").resolve()
     specact(*command, "--out", out, folder=run.data if recorded else None)
     table, baselines, manifests = read_sweeps([out])
-    found = {
-        part: [as_row(value if isinstance(value, dict) else asdict(value)) for value in values]
-        for part, values in analyse(table, baselines).items()
-    }
-    kept = {"command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"], **found}
-    kept["calibrations"] = read_calibrations([out])
-    return kept
+    return {
+        "command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"],
+        **{part: list(map(plain, rows)) for part, rows in analyse(table, baselines).items()},
+        "calibrations": read_calibrations([out]),
+    }  # fmt: skip
 
 
 def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[str, Sequence[Any]]:
-    """Cells, contrasts, pairs of methods, sweet spots and findings of a sweep."""
+    """Cells, contrasts, pairs of methods, and findings of a sweep."""
     curves = sort_curves(table, baselines)
-    cells = [cell for curve in curves for cell in curve.cells]
-    contrasts, spots = contrasts_of(curves), [spot for curve in curves for spot in optima_of(curve)]
+    contrasts = contrasts_of(curves)
     return {
-        "cells": cells, "contrasts": contrasts, "neighbours": neighbours_of(curves), "methods": compare_methods(table),
-        "spots": spots, "findings": find_all(cells, contrasts, spots),
+        "cells": [cell for curve in curves for cell in curve.cells], "contrasts": contrasts,
+        "neighbours": neighbours_of(curves), "methods": compare_methods(table),
+        "findings": find_all(curves, contrasts),
     }  # fmt: skip
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A part of an analysis as plain values, the conditions of its place beside the others."""
+    row: dict[str, Any] = value if isinstance(value, dict) else asdict(value)
+    return {**row.pop("place", {}), **row}
+
+
+def quantised(folder: Path, run: Run) -> dict[str, Any]:
+    """Time of an inference of the chasing policy with quantised networks over that with float32, in turns."""
+
+    def variants(loaded: Any) -> BundleVariants:
+        return BundleVariants(loaded, folder / "variants")
+
+    subject = subject_of("ball-chase-flow", variants, None, "", None, 10)
+    drivers = {name: settings_of("quantisation", subject, (bits,))[-1].driver for name, bits in QUANTISED.items()}
+    subject.variants.make()
+    calls = {name: driver.call("inference") for name, driver in drivers.items()}
+    kinds = {name: lambda item, call=call: call() for name, call in calls.items()}
+    for rounds in (10, run.few(1000)):  # the first ones warm up
+        seconds = interleaved(kinds, range(rounds), stream(run.seed, Role.GATE))
+    return relative_costs(seconds, seconds["float32"])
