@@ -198,6 +198,12 @@ def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
     }  # fmt: skip
 
 
+def boundary_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell of :func:`boundary` has stored, with the area under the curve and its interval as one value."""
+    stored, ends = results["boundary"], {"mean": "auc", "low": "auc_low", "high": "auc_high"}
+    return stored | {"auc": {end: stored[name] for end, name in ends.items() if name in stored}}
+
+
 def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     """Success of policies that need no decoding, or less of it, and the time of an inference beside greedy decoding."""
     success: dict[str, list[float]] = {}
@@ -288,8 +294,8 @@ def report(results: Results) -> Report:
             "where the memory's are more; and both bounds of verify-skip, which never skip.",
             "policy | inferences | memory | head | boundary | with it | share | AUC | similarity | distance",
             "{policy} | {inferences:.0f} | {memory:.2f} | {head:.2f} | {boundary:.2f} | {chosen:.2f} | {share:.2f} "
-            "| {auc:.2f} | {similarity:.2f} | {distance:.0f}",
-            [{"policy": name, **found["boundary"]} for name, found in results.items()],
+            "| {auc:ci2} | {similarity:.2f} | {distance:.0f}",
+            [{"policy": name, **boundary_of(found)} for name, found in results.items()],
         ),
         glossary(METHODS, "decodings"),
         Table(
@@ -334,7 +340,7 @@ def report(results: Results) -> Report:
     ]  # fmt: skip
     facts: dict[str, Any] = {
         name.removesuffix("-tokens"): {
-            "time": gains[name], "won": of, "other": others[name], "boundary": results[name]["boundary"],
+            "time": gains[name], "won": of, "other": others[name], "boundary": boundary_of(results[name]),
             "gained": of["specvla"]["passes"] / of["heisd_fixed_no_switch"]["passes"],
             "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
             **kerv_facts(gains[name], of["kerv"], results[name].get("first_errors")),

@@ -121,8 +121,8 @@ def parse(words: Sequence[str]) -> Any:
     given = with_file(verb, given, load_verb)
     given = ["--help" if word == "--help-all" else word for word in given]
     # Not a stable interface: where it is gone, the parser prints what it has to say.
-    told = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
-    with told(partial(_refuse, verb, options, given)):
+    refusing = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
+    with refusing(partial(_refuse, verb, options, given)):
         return tyro.cli(options, prog=f"specact {verb}", args=given, config=MARKERS)
 
 

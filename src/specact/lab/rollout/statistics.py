@@ -145,6 +145,6 @@ def roc_auc_interval(
         return None
     rows, rng = [np.flatnonzero(episodes == number) for number in np.unique(episodes)], np.random.default_rng(0)
     drawn = (np.concatenate([rows[at] for at in rng.integers(len(rows), size=len(rows))]) for _ in range(2000))
-    found = [auc for sample in drawn if (auc := roc_auc(scores[sample], positive[sample])) is not None]
-    low, high = np.quantile(found, [0.025, 0.975])
+    areas = [auc for sample in drawn if (auc := roc_auc(scores[sample], positive[sample])) is not None]
+    low, high = np.quantile(areas, [0.025, 0.975])
     return Interval(mean, float(low), float(high))
