@@ -201,7 +201,7 @@ def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
 def boundary_of(results: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell of :func:`boundary` has stored, with the area under the curve and its interval as one value."""
     stored, ends = results["boundary"], {"mean": "auc", "low": "auc_low", "high": "auc_high"}
-    return stored | {"auc": {end: stored[name] for end, name in ends.items() if name in stored}}
+    return {**stored, "auc": {end: stored[name] for end, name in ends.items() if name in stored}}
 
 
 def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
