@@ -1,0 +1,54 @@
+"""Correctors in the study of delay: they are trained from one recipe, and play with as many requests as the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+
+from experiments.delay import corrected
+from experiments.delay.corrected import CORRECTED, TASK, Corrected, training_cells
+from experiments.grid import Run
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A recipe that learns next to nothing."""
+    small = tmp_path / "small.toml"
+    text = corrected.RECIPE.read_text().replace("episodes = 200", "episodes = 20").replace("steps = 6000", "steps = 5")
+    small.write_text(text + "batch = 8\n")
+    monkeypatch.setattr(corrected, "RECIPE", small)
+
+
+def test_every_method_has_its_bundle_and_the_goal_is_hidden_from_the_device_alone() -> None:
+    names = [cell.name for cell in training_cells()]
+    assert len(names) == len(set(names)) and {f"correctors/{each.bundle}" for each in CORRECTED.values()} == set(names)
+    env = TASK.make(render_mode=None, pace=0.1)
+    seen, _ = env.reset(seed=1)
+    np.testing.assert_array_equal(seen["ball"], seen["state"][:8])
+    assert not np.array_equal(seen["state"][8:10], [0.0, 0.0])
+    env.close()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path) -> None:
+    hidden = Corrected("", "corrector", hidden=True)
+    draft = replace(hidden, method="draft")
+    trial: Any = SimpleNamespace(delay=2, episode=0, seed=1, out=tmp_path)
+    cells = {f"correctors/{each.bundle}": each for each in (hidden, draft)}
+    for name, each in cells.items():
+        made = corrected._train(each, tmp_path / name, Run(tmp_path))
+        assert len(made["bound"]) == 2
+    episode = hidden.run(trial)
+    steps = round(episode.task_s * TASK.rate_hz)
+    assert episode.chunks == -(-steps // corrected.EVERY) and draft.run(trial).chunks == 0
+    assert hidden.run(trial).task_s == episode.task_s, "it is deterministic"
+    recorded = [tmp_path / name / "run" / "rollouts" for name in cells]
+    files = [sorted(file.read_bytes() for file in folder.iterdir()) for folder in recorded]
+    assert files[0] == files[1], "the controls learn from the same rollouts"
