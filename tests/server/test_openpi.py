@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from tests.serving import Here, Robot, frame
 
+from specact.errors import ObservationError
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.policy import ChunkExchange
 from specact.families.chunks.sources import chunk_policy
 from specact.load import load_exchange
-from specact.observation import Field, Window
+from specact.observation import Field, ObservationHistory, ObservationSpec, Window
 from specact.rng import Role, stream
+from specact.server.openpi import read_window
 from specact.wire import openpi
 
 Fields = dict[str, Any]
@@ -123,6 +125,8 @@ def test_the_history_is_that_of_the_connection_until_it_is_reset(seeing: Here) -
 ALIKE: list[Fields] = [
     {"observation.images.front": np.moveaxis(FRONT, -1, 0)},
     {"observation.images.front": None, "image.front": FRONT},
+    {"observation.images.front": None, "observation/image": FRONT},
+    {"observation.images.front": None, "observation/front_image": FRONT},
     {"observation.images.front": None, "images": {"front": FRONT}},
     {"observation": {"wrist_image": WRIST, "images": {"front": FRONT}}, "observation.images.front": None},
     {"observation.images.front": FRONT[None], "observation/state": None, "state": np.ones((3, 3))},
@@ -136,6 +140,26 @@ ALIKE: list[Fields] = [
 def test_names_and_shapes_that_mean_the_same(seeing: Here, changed: Fields) -> None:
     with client(seeing) as (robot, _):
         np.testing.assert_array_equal(actions(robot, seen(1, **changed)), [[1, 1, 1, 10], actions_of(0, 0)])
+
+
+def test_frames_have_the_names_of_openpis_client_for_libero() -> None:
+    spec = ObservationSpec(
+        {"state": Field((8,)), "image.agentview": Field((4, 6, 3), "uint8"), "image.wrist": Field((2, 2, 3), "uint8")},
+        instruction=True,
+    )
+    sent = {
+        "observation/image": FRONT,
+        "observation/wrist_image": WRIST,
+        "observation/state": np.ones(8),
+        "prompt": "go",
+    }
+    window = read_window(sent, spec, ObservationHistory(spec))
+    assert np.array_equal(window.arrays["image.agentview"][-1], FRONT) and window.instruction == "go"
+    assert np.array_equal(window.arrays["image.wrist"][-1], WRIST) and window.arrays["state"].shape[-1] == 8
+    # With two fixed cameras it could be either.
+    two = ObservationSpec({"image.left": Field((4, 6, 3), "uint8"), "image.right": Field((4, 6, 3), "uint8")})
+    with pytest.raises(ObservationError, match="left"):
+        read_window({"image": FRONT, "right_image": FRONT}, two, ObservationHistory(two))
 
 
 UNUSABLE = [

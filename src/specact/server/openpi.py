@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ObservationError, WireError
-from specact.observation import Field, ObservationHistory, ObservationSpec, Window, lerobot_name
+from specact.observation import ObservationHistory, ObservationSpec, Window, lerobot_name
 from specact.server.service import Service
 from specact.server.session import Session
 from specact.wire import openpi
@@ -96,20 +96,23 @@ def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: Obse
     """The target's window from an openpi observation.
 
     Accepted keys of an array are its own name, ``observation/NAME`` or ``observation.NAME``, nested maps, and LeRobot's
-    name. The instruction is ``prompt``. Camera frames may have their channels first. Arrays of the shape ``[T, ...]``
+    name; openpi's clients call ``image.NAME`` ``NAME_image``, and ``image`` the only camera besides the wrist's. The
+    instruction is ``prompt``. Camera frames may have their channels first. Arrays of the shape ``[T, ...]``
     are the window itself; otherwise they are one observation, and the history supplies the earlier ones.
 
     Raises:
         WireError, ObservationError: if it cannot be used.
     """
-    wanted = {lerobot_name(name): name for name in spec.fields}
+    wanted = {f"{name[6:]}_image": name for name in spec.fields if name.startswith("image.")}
+    others = [name for key, name in wanted.items() if key != "wrist_image"]
+    wanted |= {"image": others[0]} if len(others) == 1 else {}
+    wanted |= {lerobot_name(name): name for name in spec.fields}
     seen = dict[str, Any]()
     for key, value in _flatten(message, "", _MAX_DEPTH):
-        name = wanted.get(key)
-        if name in seen:
+        if (name := wanted.get(key)) in seen:
             raise bad(f"{name} is given twice, under two names that mean the same")
         if name is not None:
-            seen[name] = _channels_last(value, spec[name])
+            seen[name] = _channels_last(value, spec[name].shape) if spec[name].is_image else value
     instruction = message.get("prompt", message.get("instruction"))
     if all(getattr(seen.get(name), "shape", None) == field.window_shape for name, field in spec.fields.items()):
         if spec.instruction and not isinstance(instruction, str):
@@ -120,12 +123,9 @@ def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: Obse
     return history.push(seen if instruction is None else {**seen, "instruction": instruction})
 
 
-def _channels_last(value: Any, field: Field) -> Any:
-    if not field.is_image:
-        return value
-    height, width, channels = field.shape
-    first = getattr(value, "shape", ())[-3:] == (channels, height, width) != field.shape
-    return np.moveaxis(value, -3, -1) if first else value
+def _channels_last(frames: Any, shape: tuple[int, ...]) -> Any:
+    first = getattr(frames, "shape", ())[-3:] == (shape[2], *shape[:2]) != shape
+    return np.moveaxis(frames, -3, -1) if first else frames
 
 
 def _flatten(given: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[str, Any]]:

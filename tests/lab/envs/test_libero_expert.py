@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'specact[libero]'")
 
 from specact.errors import ConfigError
+from specact.lab.data.generate import check_expert
 from specact.lab.envs import load_task
-from specact.lab.envs.libero_expert import GRASPS, Expert
+from specact.lab.envs.libero_expert import Expert
 
 TASKS = (
     "libero-spatial/pick_up_the_black_bowl_next_to_the_cookie_box_and_place_it_on_the_plate",
@@ -50,9 +51,11 @@ def test_the_expert_succeeds_also_after_a_disturbance_but_not_beside_the_object(
 
 
 def test_a_task_without_an_expert_names_those_with_one() -> None:
-    env = load_task("libero-goal/turn_on_the_stove").make()
-    env.reset(seed=0)
+    goal = load_task("libero-goal")
     with pytest.raises(ConfigError, match="turn_on_the_stove") as refusal:
-        Expert(0).reset(env)
-    assert all(name in str(refusal.value) for name in GRASPS)
-    env.close()
+        check_expert(goal)
+    assert all(name in str(refusal.value) for name in goal.tasks)
+    with pytest.raises(ConfigError, match="turn_on_the_stove"):
+        check_expert(goal.only("turn_on_the_stove"))
+    for name in (*TASKS, "libero-spatial", "libero-object", "ball"):
+        check_expert(load_task(name))

@@ -101,9 +101,16 @@ def generate(
 
 
 def check_expert(task: Task) -> None:
-    """Raises a ConfigError for a task without an expert."""
+    """Raises a ConfigError for a task without an expert, and for a suite with such tasks."""
     if task.expert is None:
         raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
+    able = getattr(task.expert, "tasks", None)
+    if able is not None and (unable := [name for name in task.tasks or [task.name.split("/")[-1]] if name not in able]):
+        others = [name for name in task.tasks if name in able]
+        advice = (
+            f"record one of the others, {', '.join(others)}, as {task.name}/{others[0]}" if others else "choose others"
+        )
+        raise ConfigError(f"{task.name!r} has no scripted expert for {', '.join(unable)}; {advice}")
 
 
 def demonstrate(
