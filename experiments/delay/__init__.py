@@ -1,0 +1,162 @@
+"""Delay: chunks that can be played d control steps after their observation, while the goal moves on.
+
+Every method asks as often: every four control steps, or d where a reply takes longer. Another method is one more entry
+of :data:`METHODS`, whatever runs an :class:`~specact.lab.rollout.episode.Episode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.figures import draw_series, points_of
+from experiments.grid import ROOT, Cell, Results, Run, specact
+from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
+from specact.execution.schedule import Execution, Kind
+from specact.families.chunks.flow import FlowPolicy, load_flow
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import MovingWorld
+from specact.lab.rollout.episode import Episode, run_episode
+from specact.lab.rollout.rollout import episode_seed
+from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
+
+TASK, PACE, EPISODES, DELAYS, EVERY, STEPS = "ball-chase", 0.1, 100, (0, 1, 2, 4, 8), 4, 5
+BASE, TRAINED = "ball-chase-flow", "ball-chase-rtc"
+RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
+# Of every episode.
+MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An episode at a delay of so many control steps; ``out`` is the run's folder, with what was trained."""
+
+    delay: int
+    episode: int
+    seed: int
+    out: Path
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A chunk policy alone, whose chunks are executed in this way; ``guided`` also if it was trained for delays."""
+
+    about: str
+    kind: Kind
+    bundle: str = BASE
+    guided: bool = False
+
+    def execution(self, delay: int, chunk: int) -> Execution:
+        """Which asks every ``max(EVERY, delay)`` control steps, but for a robot that waits."""
+        every = max(EVERY, delay)
+        if self.kind in ("aligned", "rtc"):
+            return Execution(self.kind, chunk, chunk - every)
+        return Execution(self.kind, every, 0 if self.kind == "synchronous" else min(delay, every))
+
+    def run(self, trial: Trial) -> Episode:
+        """The episode."""
+        policy, world = _policy(self, trial.out), _world()
+        execution = self.execution(trial.delay, policy.spec.chunk)
+        start = episode_seed(trial.seed, trial.episode, world.task)
+        address = {"seed": trial.seed, "episode": trial.episode}
+        return run_episode(world, policy, execution, trial.delay * world.period_s, start=start, **address)
+
+
+METHODS: dict[str, Any] = {
+    "synchronous": Alone("waits for every chunk, and so asks less often", "synchronous"),
+    "append": Alone("the next chunk follows the current one", "append"),
+    "aligned": Alone("every action is played at its time", "aligned"),
+    "roll_forward": Alone("append, from the robot's state as it will be; without fine-tuning", "roll_forward"),
+    "rtc": Alone("real-time chunking by guidance", "rtc"),
+    "rtc_trained": Alone("training-time real-time chunking", "rtc", TRAINED),
+    "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
+    "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
+}
+SHOWN = ("synchronous", "append", "aligned", "roll_forward", "rtc", "rtc_trained")
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """The training, and a cell for every method and delay."""
+    yield Cell("training", train)
+    for delay in DELAYS:
+        for method in METHODS:
+            yield Cell(f"success/{method}/{delay}", partial(measure, method, delay))
+
+
+def train(folder: Path, run: Run) -> dict[str, Any]:
+    """Trains the policy that continues actions under way."""
+    specact("train", RECIPE, "--out", (folder / "run").resolve())
+    bundle = load_flow(folder / "run" / "bundles" / TRAINED)
+    return {"fingerprint": bundle.fingerprint, "training": bundle.manifest.training}
+
+
+def measure(method: str, delay: int, folder: Path, run: Run) -> dict[str, Any]:
+    """The episodes of a method, the outcome of each as text."""
+    if getattr(METHODS[method], "bundle", "") == TRAINED:
+        run.result("training")
+    trials = [Trial(delay, episode, run.seed, run.out) for episode in range(run.few(EPISODES))]
+    found = {trial.episode: episode for trial, episode in run.pool.each(METHODS[method].run, trials)}
+    return summary_of([found[number] for number in sorted(found)])
+
+
+def summary_of(episodes: list[Episode]) -> dict[str, Any]:
+    """Success, the mean of every measure, and requests a second."""
+    rows = [asdict(episode) for episode in episodes]
+    won = [row["success"] for row in rows]
+    means = {name: np.array([row[name] for row in rows]) for name in MEASURES}
+    return {
+        "won": "".join(str(int(each)) for each in won), "success": asdict(wilson(sum(won), len(won))),
+        **{name: asdict(bootstrap_interval(values)) for name, values in means.items()},
+        "requests_hz": sum(row["chunks"] for row in rows) / sum(row["task_s"] for row in rows),
+        "scores": [round(row["score"], 4) for row in rows],
+    }  # fmt: skip
+
+
+@cache
+def _policy(method: Alone, out: Path) -> FlowPolicy:
+    bundle = load_flow(out / "training" / "run" / "bundles" / TRAINED if method.bundle == TRAINED else method.bundle)
+    delays = 0 if method.guided else bundle.delays
+    return FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=STEPS, delays=delays)
+
+
+@cache
+def _world() -> MovingWorld:
+    return MovingWorld(load_task(TASK), pace=PACE)
+
+
+def report(results: Results) -> Report:
+    """Every method at every delay, what training for delays changes, and success over delay."""
+    found: dict[str, dict[str, Any]] = results["success"]
+    rows = [
+        {"method": method, "delay": delay, **{key: row[key] for key in ("success", *MEASURES, "requests_hz")}}
+        for method, cells in found.items() for delay, row in ((delay, cells[str(delay)]) for delay in DELAYS)
+    ]  # fmt: skip
+    won = {
+        method: {d: np.array([*map(float, cells[str(d)]["won"])]) for d in DELAYS} for method, cells in found.items()
+    }
+    tests = [
+        {
+            "on": f"{TASK}, d = {delay}", "measure": "success", "first": "rtc_trained", "second": second,
+            **asdict(contrast(won["rtc_trained"][delay], won[second][delay])),
+        }
+        for delay in DELAYS[1:] for second in found if second not in ("rtc_trained", "synchronous")
+    ]  # fmt: skip
+    family = one_family(tests)
+    table = Table(
+        "success", f"{len(found['append']['0']['won'])} paired episodes of {TASK} at pace {PACE:g}; d: "
+        "control steps of 50 ms until a chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are "
+        "of the actions.",
+        "method | d | success | score | largest step at a seam | jerk at seams | jerk of the ball | requests [1/s]",
+        "`{method}` | {delay} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
+        "| {jerk[mean]:.0f} | {requests_hz:.1f}", rows,
+    )  # fmt: skip
+    facts: dict[str, Any] = {f"{row['method']}_{row['delay']}": row for row in rows}
+    facts |= {f"{test['second']}_at_{test['on'].rpartition(' ')[2]}": test for test in family}
+    series = {m: points_of({row["delay"]: row["success"] for row in rows if row["method"] == m}) for m in SHOWN}
+    draw = partial(draw_series, series, "delay d [control steps]", "success")
+    return Report([table, contrast_table(family), glossary(METHODS)], facts, [Picture("delay-success.svg", draw)])
