@@ -77,6 +77,9 @@ METHODS: dict[str, Any] = {
     "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
     "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
 }
+# Each against the simplest that repairs a delay; what was trained for delays also against its controls.
+RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchronous", "aligned")]
+RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 SHOWN = ("synchronous", "append", "aligned", "roll_forward", "rtc", "rtc_trained")
 
 
@@ -130,33 +133,32 @@ def _world() -> MovingWorld:
 
 
 def report(results: Results) -> Report:
-    """Every method at every delay, what training for delays changes, and success over delay."""
+    """Every method that is measured at every delay, its difference from aligned execution, and success over delay."""
     found: dict[str, dict[str, Any]] = results["success"]
+    measured = [method for method in METHODS if all(str(delay) in found.get(method, {}) for delay in DELAYS)]
     rows = [
         {"method": method, "delay": delay, **{key: row[key] for key in ("success", *MEASURES, "requests_hz")}}
-        for method, cells in found.items() for delay, row in ((delay, cells[str(delay)]) for delay in DELAYS)
+        for method in measured for delay, row in ((delay, found[method][str(delay)]) for delay in DELAYS)
     ]  # fmt: skip
-    won = {
-        method: {d: np.array([*map(float, cells[str(d)]["won"])]) for d in DELAYS} for method, cells in found.items()
-    }
+    won = {m: {d: np.array([*map(float, found[m][str(d)]["won"])]) for d in DELAYS} for m in measured}
     tests = [
         {
-            "on": f"{TASK}, d = {delay}", "measure": "success", "first": "rtc_trained", "second": second,
-            **asdict(contrast(won["rtc_trained"][delay], won[second][delay])),
+            "on": f"{TASK}, d = {delay}", "measure": "success", "first": first, "second": second,
+            **asdict(contrast(won[first][delay], won[second][delay])),
         }
-        for delay in DELAYS[1:] for second in found if second not in ("rtc_trained", "synchronous")
+        for delay in DELAYS[1:] for first, second in RIVALS if {first, second} <= set(measured)
     ]  # fmt: skip
     family = one_family(tests)
     table = Table(
-        "success", f"{len(found['append']['0']['won'])} paired episodes of {TASK} at pace {PACE:g}; d: "
-        "control steps of 50 ms until a chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are "
-        "of the actions.",
+        "success", f"{len(won['aligned'][0])} paired episodes of {TASK} at pace {PACE:g}; d: control steps of 50 ms "
+        "until a chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions.",
         "method | d | success | score | largest step at a seam | jerk at seams | jerk of the ball | requests [1/s]",
         "`{method}` | {delay} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
         "| {jerk[mean]:.0f} | {requests_hz:.1f}", rows,
     )  # fmt: skip
     facts: dict[str, Any] = {f"{row['method']}_{row['delay']}": row for row in rows}
-    facts |= {f"{test['second']}_at_{test['on'].rpartition(' ')[2]}": test for test in family}
-    series = {m: points_of({row["delay"]: row["success"] for row in rows if row["method"] == m}) for m in SHOWN}
+    facts |= {f"{test['first']}_{test['second']}_{test['on'].rpartition(' ')[2]}": test for test in family}
+    shown = [method for method in SHOWN if method in measured]
+    series = {m: points_of({row["delay"]: row["success"] for row in rows if row["method"] == m}) for m in shown}
     draw = partial(draw_series, series, "delay d [control steps]", "success")
     return Report([table, contrast_table(family), glossary(METHODS)], facts, [Picture("delay-success.svg", draw)])
