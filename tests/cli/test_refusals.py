@@ -37,6 +37,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("run ball --split FOLDER --sampling server", "--sampling"),
         ("run ball --activations uint8", "--activations"),
         ("run ball --split FOLDER@four", "FOLDER@four"),
+        ("play ball#target --execution=inpainting", "--execution rtc"),
         ("run ball --server ws://127.0.0.1:1 --episodes 1", "ws://127.0.0.1:1"),
         ("run metaworld-draft", "specact play"),
         ("play ball", "ball#draft"),

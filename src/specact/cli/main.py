@@ -112,7 +112,8 @@ def parse(words: Sequence[str]) -> Any:
     options = load_verb(verb)
     for old, now in OLD.items():
         of, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
-        if of in ("", verb) and re.search(f" {re.escape(option)}([ =]|$|(?<=--))", f" {' '.join(given)}"):
+        typed = re.escape(option).replace(r"\ ", "[ =]")
+        if of in ("", verb) and re.search(f" {typed}([ =]|$|(?<=--))", f" {' '.join(given)}"):
             raise ConfigError(f"specact {verb} {option.removesuffix(' --')} is no longer typed so; type {now}")
     if verb in _NAMED:
         given = [part for word in given for part in re.split("(?<=^--bundle)=|(?<=^--policy)=", word)]
