@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.delay.corrected import CORRECTED, Corrected, training_cells
 from experiments.figures import draw_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
@@ -67,7 +68,7 @@ class Alone:
         return run_episode(world, policy, execution, trial.delay * world.period_s, start=start, **address)
 
 
-METHODS: dict[str, Any] = {
+METHODS: dict[str, Alone | Corrected] = {
     "synchronous": Alone("waits for every chunk, and so asks less often", "synchronous"),
     "append": Alone("the next chunk follows the current one", "append"),
     "aligned": Alone("every action is played at its time", "aligned"),
@@ -76,16 +77,20 @@ METHODS: dict[str, Any] = {
     "rtc_trained": Alone("training-time real-time chunking", "rtc", TRAINED),
     "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
     "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
+    **CORRECTED,
 }
 # Each against the simplest that repairs a delay; what was trained for delays also against its controls.
 RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchronous", "aligned")]
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
-SHOWN = ("synchronous", "append", "aligned", "roll_forward", "rtc", "rtc_trained")
+RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft", "index", "shuffled")]
+RIVALS += [("corrected_hidden", "draft_hidden")]
+SHOWN = ("synchronous", "append", "aligned", "roll_forward", "rtc", "rtc_trained", "corrected")
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """The training, and a cell for every method and delay."""
+    """The trainings, and a cell for every method and delay."""
     yield Cell("training", train)
+    yield from training_cells()
     for delay in DELAYS:
         for method in METHODS:
             yield Cell(f"success/{method}/{delay}", partial(measure, method, delay))
@@ -100,8 +105,9 @@ def train(folder: Path, run: Run) -> dict[str, Any]:
 
 def measure(method: str, delay: int, folder: Path, run: Run) -> dict[str, Any]:
     """The episodes of a method, the outcome of each as text."""
-    if getattr(METHODS[method], "bundle", "") == TRAINED:
-        run.result("training")
+    bundle = METHODS[method].bundle
+    if bundle != BASE:
+        run.result("training" if bundle == TRAINED else f"correctors/{bundle}")
     trials = [Trial(delay, episode, run.seed, run.out) for episode in range(run.few(EPISODES))]
     found = {trial.episode: episode for trial, episode in run.pool.each(METHODS[method].run, trials)}
     return summary_of([found[number] for number in sorted(found)])

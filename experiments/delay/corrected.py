@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments.grid import ROOT, Cell, Run, specact
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from experiments.grid import ROOT, Cell, Run, specact
 from specact.gates.settings import GateSettings
 from specact.lab.envs.ball import CHASE, BallEnv
 from specact.lab.envs.robot import MovingWorld
