@@ -16,7 +16,9 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import Chunk
 from specact.families.chunks.sources import Inputs, chunk_policy
 from specact.files import write_json
+from specact.gates.audit import AuditEstimator
 from specact.gates.gate import Periodic
+from specact.lab.evaluation.calibrate import calibrate
 from specact.lab.train.corrector import Steps, left_of
 from specact.lab.train.fit import TrainingResult
 from specact.lab.train.recipe import CorrectorRecipe
@@ -107,6 +109,20 @@ def test_the_bundle_is_a_pair_within_the_bound_whose_target_is_named(trained: Tr
     with pytest.raises(BundleError, match="target"):
         wrong.parts.target  # noqa: B018
     assert load_exchange(str(trained.bundles[0]), target=TARGET).contract.fingerprint == "c"
+
+
+def test_its_gate_is_calibrated_and_audited_as_every_other(trained: TrainingResult) -> None:
+    pair = load_pair(trained.bundles[0], target=TARGET)
+    found = calibrate(pair, "staleness", 0.3, episodes=4, rounds=3)
+    assert found.settings.name == "staleness" and abs(found.held_out["rate"] - 0.3) < 0.15
+    gate, audits = found.settings.build(pair), AuditEstimator()
+    gate.audit_rate = 0.5
+    policy, rng = SpeculativePolicy(pair, gate), np.random.default_rng(1)
+    for _ in range(40):
+        policy.act({"state": rng.normal(size=8) * 0.1, "goal": rng.normal(size=2) * 0.1})
+        assert policy.record is not None
+        audits.take(policy.record)
+    assert audits.estimate().count > 5 and audits.missed == 0
 
 
 def test_a_manifest_that_names_code_is_refused(trained: TrainingResult, tmp_path: Path) -> None:

@@ -176,8 +176,9 @@ class CorrectorTraining(FromDemonstrations):
             """Mean squared errors: with a chunk of the corrected and of its own action, without one of the drafted."""
             rng = stream(recipe.seed, Role.DATA, step=step)
             rows = rng.integers(len(steps), size=size)
-            ages = rng.integers(np.minimum(steps.since[rows] + 1, steps.chunk.shape[1]))
-            given = torch.from_numpy(rng.random(size) >= self._without)
+            # A chunk is a step old when it is first corrected; an episode's first step has none.
+            ages = rng.integers(1, np.clip(steps.since[rows] + 1, 2, max(2, steps.chunk.shape[1])))
+            given = torch.from_numpy((rng.random(size) >= self._without) & (steps.since[rows] > 0))
             left, index = left_of(steps, rows, ages)
             seen = {name: torch.from_numpy(values[rows]) for name, values in steps.observation.items()}
             u, drafted = module(seen, given[:, None, None] * left, given[:, None] * index)
