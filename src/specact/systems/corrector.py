@@ -13,7 +13,8 @@ learned from change within one step: it holds whatever the network says, so that
 A2C2 learns demonstrated actions on demonstrations, sees the action c[k] alone of the chunk, has no bound, and waits for
 the first chunk. Ours learns what the target says *now*, in states that stale chunks lead to; f and g are one network,
 from which the chunk was withheld in a share of the examples. The gate is ours. The controls are trained alike: the
-draft g alone, an f whose observations are of other episodes, and one that knows the index k alone.
+draft g alone, an f whose observations are of other episodes, and one that knows the index k alone. Where the device
+does not see what the target decides by, f guesses it, and can do harm; aligned execution is the control for that.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def index_of(age: int | None, length: int) -> Chunk:
 
 
 class Corrector(Follower):
-    """The :class:`~specact.pair.Drafter` of one robot: proposes the action of this control step, see the module."""
+    """The :class:`~specact.pair.Drafter` of one robot: proposes the action of this control step, see the module.
+
+    A chunk ages with each inference, and so not in a control step without a usable observation.
+    """
 
     def __init__(self, network: Callable[[Window, Chunk, Chunk], tuple[Chunk, Chunk]], spec: CorrectorSpec) -> None:
         self._network, self._spec, self._bound = network, spec, np.array(spec.bound, np.float32)
