@@ -48,8 +48,8 @@ class Info(Options):
 class Record(Options):
     """Record a scripted expert's demonstrations as a LeRobot dataset (v3.0), on several processes; resumes."""
 
-    # task with an expert: ball, ball-chase, swarm, peg, metaworld, one of its tasks (metaworld/reach-v3), or
-    # MODULE:TASK
+    # task with an expert: ball, ball-chase, swarm, peg, metaworld, libero-spatial, libero-object, one of their tasks
+    # (metaworld/reach-v3), or MODULE:TASK
     env: str
     episodes: Count = 200  # successful episodes to keep; of a suite, of each of its tasks
     seed: Seed = 0  # random seed
