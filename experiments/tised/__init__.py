@@ -48,10 +48,10 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
         "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
         "--idle", "last", "neutral", *FAR, "--links", "loopback+delay=100",
     ], 200),
-    # Every lever of a flow policy, and of its execution, on a goal at rest and a moving one.
+    # Every lever of a flow policy, and of its execution, on a moving goal.
     "chase": ([
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "aligned=0,2", "roll_forward=0,2",
-        "inpainting=0,2", "quantisation=0,4,8", "--paces", "0", "0.1", *SLOW,
+        "inpainting=0,2", "quantisation=0,4,8", "--paces", "0.1", *SLOW,
     ], 100),
     "flash-chase": (["--bundle", "ball-chase-flow", "--levers", "flash", "--paces", "0.1", *SLOW], 100),
     # A device on which the target takes 50 and 485 times as long as here, and a server on which it takes 2 ms.
