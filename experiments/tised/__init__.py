@@ -22,7 +22,7 @@ from specact.lab.tised.levers import settings_of, subject_of
 from specact.lab.train.variants import BundleVariants
 from specact.rng import Role, stream
 
-STEADY = [f"loopback+delay={ms}" for ms in (1, 50, 100, 200)]
+STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
 RECORDED = [
     "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
@@ -41,7 +41,7 @@ QUANTISED = {"float32": 0.0, "W8A8": 4.0, "W4A8": 8.0}
 SWEEPS: dict[str, tuple[list[str], int]] = {
     "frontier-ball": ([
         "--bundle", "ball", "--levers", "verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2",
-        ALONE, "--paces", "0", "0.02", "--idle", "last", *FAR, "--calibration-episodes", "15",
+        ALONE, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR, "--calibration-episodes", "15",
     ], 40),
     # One link, more episodes: what the robot does while it waits. The task's holding action is the last one.
     "idle-ball": ([
@@ -57,7 +57,7 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
     # A device on which the target takes 50 and 485 times as long as here, and a server on which it takes 2 ms.
     "split-ball": ([
         "--bundle", "ball", "--levers", "split", "--paces", "0", "--idle", "last", "--hardware", "vla-rtx-4070",
-        "vla-agx-50w", "--target-ms", "2", "--links", *(f"loopback+delay={ms}" for ms in (1, 20, 50)),
+        "vla-agx-50w", "--target-ms", "2", "--links", *STEADY[:3],
     ], 100),
     # The paper's asynchronous model where the world waits; latencies are absolute, in the order of half a chunk.
     "naive-pusht": ([
