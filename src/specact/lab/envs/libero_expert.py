@@ -65,7 +65,7 @@ class Grasp:
     centre: str | None = None
 
 
-BOWL = Grasp("rim")
+BOWL = Grasp("rim", depth=0.02)
 GROCERY = Grasp("top", hover=0.10, carry=0.24, drop=0.08)
 _BOWL_ON = "pick_up_the_black_bowl_{}_and_place_it_on_the_plate"
 # A stretched arm stalls, and so does a folded one: far bowls are grasped at the near rim, and all carried low.
@@ -89,11 +89,11 @@ GRASPS = {
             *("tomato_sauce", "butter", "milk", "chocolate_pudding", "orange_juice"),
         )
     },
-    "put_the_bowl_on_the_stove": replace(BOWL, along="x", depth=0.02, drop=0.02),
+    "put_the_bowl_on_the_stove": replace(BOWL, along="x", drop=0.02),
     "put_the_wine_bottle_on_top_of_the_cabinet": Grasp("top", carry=0.05, drop=0.015),
-    "put_the_bowl_on_top_of_the_cabinet": replace(BOWL, along="x", depth=0.02, carry=0.06, drop=0.02),
+    "put_the_bowl_on_top_of_the_cabinet": replace(BOWL, along="x", carry=0.06, drop=0.02),
     "put_the_cream_cheese_in_the_bowl": Grasp("top", hover=0.10, carry=0.10, drop=0.05),
-    "put_the_bowl_on_the_plate": replace(BOWL, along="x", depth=0.02),
+    "put_the_bowl_on_the_plate": replace(BOWL, along="x"),
     "put_the_wine_bottle_on_the_rack": Grasp("top", carry=0.12, drop=0.06),
 }
 
