@@ -84,7 +84,7 @@ RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchrono
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft", "index", "shuffled")]
 RIVALS += [("corrected_hidden", "draft_hidden")]
-SHOWN = ("synchronous", "append", "aligned", "roll_forward", "rtc", "rtc_trained", "corrected")
+SHOWN = ("append", "aligned", "roll_forward", "rtc", "rtc_trained", "corrected")
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -152,7 +152,8 @@ def report(results: Results) -> Report:
             "on": f"{TASK}, d = {delay}", "measure": "success", "first": first, "second": second,
             **asdict(contrast(won[first][delay], won[second][delay])),
         }
-        for delay in DELAYS[1:] for first, second in RIVALS if {first, second} <= set(measured)
+        for delay in DELAYS[1:] for first, second in RIVALS
+        if {first, second} <= set(measured) and len(won[first][delay]) == len(won[second][delay])
     ]  # fmt: skip
     family = one_family(tests)
     table = Table(

