@@ -183,8 +183,9 @@ class Staleness(Gate):
         return cls(threshold, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        found: Correction = proposal.evidence
-        return found.size + (self.age_weight * found.age if found.age < math.inf else 0.0)
+        correction: Correction = proposal.evidence
+        # Without a chunk it is the largest one, of a correction at its bound and a chunk at its end.
+        return min(correction.size, 1.0) + self.age_weight * min(correction.age, 1.0)
 
 
 @dataclass(frozen=True)
