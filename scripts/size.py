@@ -13,7 +13,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}": (1_600, 2_230),
     f"{SRC}/bundle": (450, 810),
     f"{SRC}/gates": (1_000, 1_261),
-    f"{SRC}/families": (2_900, 3_633),
+    f"{SRC}/families": (2_900, 3_638),
     f"{SRC}/systems": (2_200, 3_158),
     f"{SRC}/execution": (500, 547),
     f"{SRC}/robot": (900, 1_228),
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_170),
     "experiments": (4_500, 7_267),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_282),
+    "tests": (27_000, 33_314),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

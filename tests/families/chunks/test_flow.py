@@ -1,12 +1,15 @@
 """A flow policy on ONNX Runtime: what its networks answer, and what is made of it."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError
+from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import (
     Array,
     FlowBundle,
@@ -202,3 +205,13 @@ def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
         bundle.policy().infer(some_window(), np.random.default_rng(0), short)
     lost = Window({"state": np.full((2, 8), np.nan, np.float32), "goal": np.zeros(2, np.float32)})
     assert np.isnan(bundle.policy().infer(lost, np.random.default_rng(0))).all()
+
+
+@pytest.mark.parametrize("delays", ["many", -1, 16, 1.0, None])
+def test_delays_of_a_manifest_that_are_no_number_of_actions_are_refused(delays: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(load_flow("ball-chase-flow").path, tmp_path / "copy"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["recipe"]["delays"] = delays
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"recipe\.delays"):
+        load_flow(copy)

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'specact[libero]'")
 
 from libero.libero.benchmark import task_maps
+from robosuite.utils.binding_utils import MjRenderContextOffscreen
 from robosuite.utils.transform_utils import quat2axisangle
 
 from specact.contracts import check_task
@@ -123,4 +124,22 @@ def test_cameras_see_what_differs(spatial: Task) -> None:
     assert 0.8 < bowl[2] < 1.2 and 0.05 < np.linalg.norm(bowl - plate) < 0.6
     for name in sees:
         assert first[name].std() > 20 and 0 < np.abs(first[name].astype(int) - second[name]).mean() < 30
+    env.close()
+
+
+@draws
+def test_frames_are_those_of_robosuite_turned_by_half(spatial: Task) -> None:
+    """As LIBERO's evaluators turn them; ours have simpler meshes and no shadows."""
+    sees = {name: Field((128, 128, 3), "uint8") for name in ("image.agentview", "image.wrist")}
+    env: Any = spatial.seeing(sees).make()
+    ours, _ = env.reset(seed=3)
+    sim = env.sim.sim
+    context = MjRenderContextOffscreen(sim, device_id=-1)
+    context.vopt.geomgroup[0] = 0  # collision shapes
+    for name, camera in (("image.agentview", "agentview"), ("image.wrist", "robot0_eye_in_hand")):
+        theirs = sim.render(camera_name=camera, width=128, height=128).astype(int)
+        apart = {turned: np.abs(ours[name] - seen).mean() for turned, seen in (
+            ("half", theirs[::-1, ::-1]), ("not", theirs), ("upright", theirs[::-1]),
+        )}  # fmt: skip
+        assert apart["half"] < 8 and apart["half"] < 0.5 * min(apart["not"], apart["upright"]), apart
     env.close()

@@ -282,7 +282,12 @@ def load_flow(
     """
     bundle = open_bundle(name_or_path, "flow", ChunkSpec, FLOW_PARTS)
     files = {**bundle.files, **(variants or {})}
-    delays = int(bundle.manifest.recipe.get("delays", 0))
+    delays = bundle.manifest.recipe.get("delays", 0)
+    if type(delays) is not int or not 0 <= delays < bundle.spec.chunk:
+        raise BundleError(
+            f"{bundle.path}: recipe.delays must be a whole number below the {bundle.spec.chunk} actions of a chunk, "
+            f"got {delays!r}; train and export the bundle again"
+        )
     networks = OnnxFlow(files, bundle.spec, bundle.manifest.words, delays=delays, compute=compute)
     return FlowBundle(
         bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle), delays
