@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from specact.bundle.manifest import WEIGHTS
 from specact.errors import BundleError, ConfigError
 from specact.execution.schedule import soft_mask
-from specact.families.chunks.flow import integrate, load_flow
+from specact.families.chunks.flow import FlowPolicy, integrate, load_flow
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, Inpainting
 from specact.families.chunks.sources import load_regression
 from specact.families.tokens.policy import BINS, load_tokens
@@ -124,6 +125,15 @@ def test_a_policy_trained_for_delays_goes_on_as_the_actions_under_way_do(tmp_pat
             np.testing.assert_array_equal(chunks[:, :count], np.broadcast_to(given[:count], (60, count, 1)))
             assert (np.sign(chunks[:, count:]) == side).mean() > 0.95
             assert (np.sign(free[:, count:]) == side).mean() < 0.7
+    # Three are more than it was trained for.
+    assert isinstance(policy, FlowPolicy)
+    guided = FlowPolicy(policy.networks, policy.units, policy.spec, steps=policy.steps)
+    for committed in (2, 3):
+        told = Inpainting(np.ones((3, 1), np.float32), soft_mask(committed, 3, 3))
+        with nullcontext() if committed == 2 else pytest.warns(UserWarning, match="delays"):
+            chunk = policy.infer(windows[0], np.random.default_rng(0), told)
+        same = np.array_equal(chunk, guided.infer(windows[0], np.random.default_rng(0), told))
+        assert same == (committed == 3)
     with pytest.raises(ConfigError, match="delays"):
         structs.replace(RECIPE, delays=3)
     with pytest.raises(ConfigError, match="delays"):

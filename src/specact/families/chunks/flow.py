@@ -5,6 +5,7 @@ Time runs from 0, noise, to 1, data, on the straight paths ``x_t = (1 - t) x_0 +
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,9 +162,9 @@ class FlowPolicy:
 
     The prefix is computed once per inference, the expert once per Euler step. With inpainting (real-time chunking) the
     steps are guided towards the last chunk (Black et al. 2025); a policy trained for ``delays``, so many actions at
-    most, continues those that will have been executed (training-time RTC, arXiv 2512.05964). An observation that
-    overflows gives NaN. Fewer ``steps`` are faster, and a single one gives the mean of the demonstrations; ``spread``
-    is the standard deviation of the initial noise, and 0 makes the policy deterministic.
+    most, continues those that will have been executed (training-time RTC, arXiv 2512.05964); more are guided, with a
+    warning. An observation that overflows gives NaN. Fewer ``steps`` are faster, and one gives the mean of the
+    demonstrations; ``spread`` is the standard deviation of the initial noise, and 0 makes the policy deterministic.
     """
 
     inpaints = True
@@ -182,14 +183,13 @@ class FlowPolicy:
             return self.infer_batch([window], [rng])[0]
         shape = (self.spec.chunk, self.spec.actions)
         if inpainting.actions.shape != shape:
-            raise ConfigError(
-                f"this policy's chunks have shape {shape}, but the actions to inpaint have shape "
-                f"{inpainting.actions.shape}"
-            )
-        noise, cache = self.noise(rng), self.networks.cache([window])
-        if not self.delays:
+            raise ConfigError(f"the actions to inpaint must have the shape {shape}, got {inpainting.actions.shape}")
+        noise, cache, given = self.noise(rng), self.networks.cache([window]), inpainting.committed
+        if len(given) > self.delays or not self.delays:
+            if self.delays:
+                trained = f"this policy was trained for delays of at most {self.delays} control steps"
+                warnings.warn(f"{trained}; as a chunk takes longer, it is guided", stacklevel=2)
             return self.to_environment(self._guided(noise, cache, inpainting))
-        given = inpainting.committed
         chunk = self.to_environment(self.denoised(noise[None], cache, self.steps, self.to_flow(given)))[0]
         return np.concatenate([given, chunk[len(given) :]])
 
