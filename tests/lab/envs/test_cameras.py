@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specact.lab.envs.cameras import Camera, Cameras, Renderer
-from specact.lab.envs.meshes import LARGE, simplified
+from specact.lab.envs.meshes import LARGE, TEXTURE, simplified
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
@@ -127,6 +127,17 @@ def test_the_model_keeps_its_meshes(globes: Callable[[], Any]) -> None:
     assert model.mesh_facenum[0] > LARGE
     assert small.mesh_facenum[0] < 0.6 * model.mesh_facenum[0]
     assert small.mesh_facenum[2] == model.mesh_facenum[2], "it is not rendered"
+
+
+def test_large_textures_shrink_and_the_frame_hardly_changes() -> None:
+    floor = """<mujoco><asset><texture name="checks" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 0 1" {size}/>
+    <material name="checks" texture="checks" texrepeat="3 3"/></asset><worldbody><camera name="front" pos="0 0 1"/>
+    <light pos="0 0 2"/><geom type="plane" size="1 1 1" material="checks"/></worldbody></mujoco>"""
+    large, other = (mujoco.MjModel.from_xml_string(floor.format(size=f'width="{n}" height="{n}"')) for n in (2048, 2))
+    small = simplified(large, 0.004)
+    assert (small.tex_width[0], small.tex_height[0], large.tex_width[0]) == (TEXTURE, TEXTURE, 2048)
+    exact = look(large)
+    assert np.abs(look(large, detail=0.004) - exact).mean() < 1.0 < np.abs(look(other) - exact).mean()
 
 
 def test_a_thin_wall_keeps_both_sides(globes: Callable[[], Any]) -> None:

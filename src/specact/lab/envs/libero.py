@@ -74,7 +74,7 @@ class Libero(TickingEnv):
     ``privileged.scene`` ``[6]``, positions [m] of the two objects that the task names. Action: float32 ``[7]`` in
     [-1, 1], displacement (3, units of 5 cm) and rotation (3, units of .5 rad) of the gripper, and its closing.
     Reward: 1 on the step that succeeds, else 0. Terminates on success. ``own_states``: whether seed k begins in the
-    benchmark's state k div tasks. A simulator is built when its task is first selected, and kept: .3 GB.
+    benchmark's state k div tasks. A simulator is built when its task is first selected, and kept: .6 GB with cameras.
     """
 
     tick_s = 1.0 / RATE_HZ

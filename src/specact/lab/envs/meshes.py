@@ -1,4 +1,4 @@
-"""Meshes with fewer faces, for software rendering, whose time grows with the number of faces and hardly with pixels."""
+"""Meshes with fewer faces and smaller textures, for software rendering, whose time hardly grows with pixels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 # Smaller meshes cost little, and some of them are close to a camera on a hand.
 LARGE = 4000
+# Pixels of the larger side. A texture of 4096 takes 85 MB.
+TEXTURE = 512
 # Corners in one cell of space are one if their texture coordinates are so near; else there is a seam between them.
 _TEXTURE_CELL = 1 / 12
 
 
 def simplified(model: Any, cell: float, hidden_groups: Collection[int] = ()) -> Any:
-    """A copy of a model, for rendering alone, whose large visible meshes have fewer faces.
+    """A copy of a model, for rendering alone, whose large visible meshes have fewer faces, and textures fewer pixels.
 
     Vertex clustering (Rossignac and Borrel, 1993): vertices in one cell of a grid become the one next to their mean.
     Those whose normals point in different directions stay apart, so that thin walls keep both sides. Faces remain
@@ -37,7 +39,22 @@ def simplified(model: Any, cell: float, hidden_groups: Collection[int] = ()) -> 
             sizes[mesh] = min(sizes.get(mesh, np.inf), cell if textured else 2 * cell)
     for mesh, size in sizes.items():
         _simplify(coarse, mesh, size)
+    for texture in np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_2D):
+        _shrink(coarse, int(texture))
     return coarse
+
+
+def _shrink(model: Any, texture: int) -> None:
+    """Halves a large texture until it is small: means of its pixels, as the renderer makes them for small frames."""
+    height, width, channels = model.tex_height[texture], model.tex_width[texture], model.tex_nchannel[texture]
+    start = model.tex_adr[texture]
+    pixels = model.tex_data[start : start + height * width * channels].reshape(height, width, channels)
+    while max(height, width) > TEXTURE and height % 2 == 0 and width % 2 == 0:
+        height, width = height // 2, width // 2
+        quarters = [pixels[row::2, column::2].astype(np.uint16) for row in (0, 1) for column in (0, 1)]
+        pixels = ((np.sum(quarters, axis=0, dtype=np.uint16) + 2) // 4).astype(np.uint8)
+    model.tex_data[start : start + pixels.size] = pixels.ravel()
+    model.tex_height[texture], model.tex_width[texture] = height, width
 
 
 def _simplify(model: Any, mesh: int, cell: float) -> None:
