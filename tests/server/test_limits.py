@@ -136,7 +136,7 @@ def test_who_does_not_read_is_not_answered_without_end() -> None:
         assert server.exchange.batches.count([2.0]) < 50
 
 
-HALF = (b"", opening()[:60], b"GET /healthz HTTP/1.1\r\n", opening(), opening("/"))
+HALF = (b"", opening()[:60], b"GET /healthz HTTP/1.1\r\n", opening())
 
 
 def test_half_open_handshakes_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

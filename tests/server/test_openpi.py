@@ -214,6 +214,15 @@ def test_a_token_is_an_api_key() -> None:
                 assert actions(robot, {"state": np.zeros(12)}).shape == (16, 2)
 
 
+def test_a_client_may_build_its_simulator_before_the_first_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As openpi's for LIBERO does; one of specact's own protocol has its hello ready."""
+    monkeypatch.setattr("specact.server.session.HELLO_TIMEOUT_S", 0.1)
+    with Here(load_exchange("ball-chase-flow")) as server, client(server) as (robot, _):
+        with server.connect() as silent:
+            assert silent.end() == CLOSED
+        assert actions(robot, {"state": np.zeros(12)}).shape == (16, 2)
+
+
 def test_a_target_without_chunks_says_so_at_once(doubling: Here) -> None:
     with doubling.connect("/") as robot:
         assert robot.end() == CLOSED

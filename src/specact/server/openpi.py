@@ -25,7 +25,8 @@ _MAX_WAITING = 64
 class OpenpiSession(Session):
     """A connection in openpi's protocol, whose replies have no ids and come in the order of the observations.
 
-    A client is pending until the first valid observation, or the right token.
+    A client may take its time before the first observation, as one that builds its simulator; until then it is pending
+    all the same, unless it has the right token.
     """
 
     def __init__(self, service: Service) -> None:
@@ -37,8 +38,8 @@ class OpenpiSession(Session):
         service, welcome = self.service, self.service.welcome
         if not openpi.serves_chunks(service.contract):
             raise bad(f"{welcome.family} are no actions; serve the target alone: specact serve {welcome.bundle}#target")
-        if self.caller.digest:
-            self.settle()
+        self.settle()
+        self.pending = not self.caller.digest
         service.register(self, "openpi")
         said = {"bundle": welcome.bundle, "fingerprint": welcome.target, "specact": welcome.version,
                 "max_message_bytes": welcome.max_message_bytes}  # fmt: skip

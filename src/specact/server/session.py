@@ -39,6 +39,7 @@ class Session(WSListener):
         demand: what the robot expects to ask for; None if it did not say.
         jobs: its requests in flight.
         used: when its last message came [s], of the monotonic clock.
+        pending: whether the peer has not shown yet that it belongs here.
     """
 
     def __init__(self, service: Service, max_jobs: int, max_waiting: int = _MAX_WAITING) -> None:
@@ -46,7 +47,7 @@ class Session(WSListener):
         self.robot: Robot | None = None
         self.lane: Lane | None = None
         self.demand: Demand | None = None
-        self.jobs, self.used = set[Job](), time.monotonic()
+        self.jobs, self.used, self.pending = set[Job](), time.monotonic(), True
         self._max_jobs, self._max_waiting = max_jobs, max_waiting
         self._partial, self._fragments = bytearray(), 0
         self._writable, self._closing = True, False
@@ -126,13 +127,9 @@ class Session(WSListener):
         self._writable = True
         self._read_on()
 
-    @property
-    def pending(self) -> bool:
-        """Whether the peer has not shown yet that it belongs here."""
-        return not self._timer.cancelled()
-
     def settle(self) -> None:
         """The peer has shown that it belongs here."""
+        self.pending = False
         self._timer.cancel()
 
     def send(self, message: bytes | str) -> None:
