@@ -6,6 +6,7 @@ of :data:`METHODS`, whatever runs an :class:`~specact.lab.rollout.episode.Episod
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -22,6 +23,7 @@ from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.flow import FlowPolicy, load_flow
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import MovingWorld
+from specact.lab.evaluation.executions import TABLE, WAYS
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
@@ -168,4 +170,13 @@ def report(results: Results) -> Report:
     shown = [method for method in SHOWN if method in measured]
     series = {m: points_of({row["delay"]: row["success"] for row in rows if row["method"] == m}) for m in shown}
     draw = partial(draw_series, series, "delay d [control steps]", "success")
-    return Report([table, contrast_table(family), glossary(METHODS)], facts, [Picture("delay-success.svg", draw)])
+    picture = Picture("delay-success.svg", draw)
+    return Report([table, contrast_table(family), glossary(METHODS)], facts, [picture], also={TABLE: advised(rows)})
+
+
+def advised(rows: list[dict[str, Any]]) -> str:
+    """The table of the package for ``specact doctor`` and ``specact advise``."""
+    about = f"{EPISODES} episodes at pace {PACE:g}, control steps of 50 ms"
+    success = [[row["method"], row["delay"], *(round(value, 4) for value in row["success"].values())] for row in rows]
+    kept = [json.dumps(row) for row in success if row[0] in WAYS]
+    return f'{{"{TASK}": {{"about": "{about}", "rows": [\n' + ",\n".join(kept) + "\n]}}\n"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from math import ceil
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 from tyro.conf import Positional
 
 from specact import __version__
 from specact.cli.options import Access, ConfigFile, Flat, Maybe, Options, Parts
-from specact.cli.output import lines_of, print_result
+from specact.cli.output import lines_of, print_result, table_of
 from specact.errors import ConfigError, RemoteError
 from specact.imports import EXTRAS
 from specact.pair import Pair
@@ -49,6 +50,8 @@ class Doctor(Options):
             raise ConfigError("--requests, --token-file and --ca are for a server; add --server, or leave them out")
 
     def run(self) -> None:
+        from specact.lab.evaluation.executions import executions
+
         if "://" in self.pair:
             findings = self._alone()
         else:
@@ -56,6 +59,8 @@ class Doctor(Options):
             findings = _machine() | _inspect(pair)
             if self.server is not None:
                 findings["server"] = self._measure(pair, self.server)
+        if "server" in findings:
+            findings["execution"] = executions(findings["server"]["stages_ms"]["total"]["p95"], findings["period_ms"])
         print_result(self.json, findings, _lines(findings))
 
     def _alone(self) -> dict[str, Any]:
@@ -140,12 +145,22 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
     return findings
 
 
-def _lines(findings: dict[str, Any]) -> Iterator[str]:
+def _lines(findings: dict[str, Any]) -> Iterator[str | Table]:
     missing = {extra: names for extra, names in findings["missing"].items() if names}
-    yield from lines_of(findings | {"missing": missing})
+    yield from lines_of(findings | {"missing": missing, "execution": None})
     for extra in missing:
         yield f"for what is missing of {extra}: pip install 'specact[{extra}]'"
     yield from advice(findings)
+    if "execution" in findings:
+        yield from execution_lines(findings["execution"])
+
+
+def execution_lines(found: Mapping[str, Any]) -> Iterator[str | Table]:
+    """What :func:`~specact.lab.evaluation.executions.executions` advises, and the table it rests on."""
+    yield f"a chunk can be played {found['delay']} control steps after its observation; for that this is enough:"
+    yield from (f"  {sentence}" for sentence in found["advice"])
+    if found["rows"]:
+        yield table_of("", found["rows"], {"task": "task", **{name: name for name in found["rows"][0]}})
 
 
 def advice(findings: dict[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from tyro.conf import Positional
 
+from specact.cli.doctor import execution_lines
 from specact.cli.options import Flat, Maybe, Options, Parts
 from specact.cli.output import lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import ConfigError
@@ -90,6 +91,7 @@ def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
         )
         yield table_of("", map(_named, advice["ways"]), _SHOWN, caption)
     yield from lines_of({name: advice[name] for name in ("advice", "no_server_from_ms", "others")})
+    yield from execution_lines(advice["execution"])
     for missing in advice["missing"]:
         yield f"not measured: {missing}"
 

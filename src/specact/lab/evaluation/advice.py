@@ -23,6 +23,7 @@ from specact.families.tokens.pair import TokenParts
 from specact.gates.learned import has_fitting_head
 from specact.gates.settings import LEARNED, gate_settings
 from specact.lab.evaluation.cost import decision, median_ms
+from specact.lab.evaluation.executions import executions
 from specact.lab.evaluation.runs import Run, find_runs
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import HYBRID, METHODS, load_method
@@ -290,6 +291,7 @@ def advise(
         "ways": [_row(way, ways, verified_ms) for way in ways],
         "target_fits": fits if target_ms is not None else None, "advice": advice,
         "no_server_from_ms": min((ms for ms in (target_ms, free) if ms is not None), default=None),
+        "execution": executions(verified_ms[""], 1e3 / pair.rate_hz),
         "missing": missing, "others": None if target_ms is None else _of_others(pair.env, budget_ms / target_ms),
     }  # fmt: skip
 
