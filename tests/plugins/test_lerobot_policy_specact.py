@@ -11,6 +11,7 @@ import sys
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ with warnings.catch_warnings():
     for package in ("lerobot", "lerobot_policy_specact"):
         pytest.importorskip(package, reason=f"{package} is not installed here; make lerobot tests it")
     import draccus
+    import gymnasium as gym
     import torch
     from lerobot.configs import PreTrainedConfig
     from lerobot.configs.eval import EvalPipelineConfig
+    from lerobot.envs import preprocess_observation
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     from lerobot.robots.utils import make_robot_from_config
     from lerobot.rollout import RolloutConfig
@@ -34,7 +37,7 @@ with warnings.catch_warnings():
     from tests.families.chunks import tiny_lerobot as tiny
     from tests.pages import blocks
 
-    from lerobot_policy_specact import SpecactConfig, SpecactSimConfig
+    from lerobot_policy_specact import SpecactConfig, SpecactEnvConfig, SpecactSimConfig
     from lerobot_policy_specact.modeling_specact import SpecactPolicy, rows
     from lerobot_policy_specact.pusht import PushT
 
@@ -340,6 +343,47 @@ def test_the_simulated_robot_is_an_episode_of_its_environment() -> None:
     assert not robot.is_connected
 
 
+class TwoCameras(gym.ObservationWrapper[Any, Any, Any]):
+    """PushT, seen twice."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(load_task("pusht-camera").make(**options))
+        shown: Any = self.env.observation_space
+        self.observation_space = gym.spaces.Dict(self.observation(shown))
+
+    def observation(self, observation: Any) -> Any:
+        image = observation["image"]
+        return {"state": observation["state"], "image.left": image, "image.right": image}
+
+
+TWO_CAMERAS = replace(load_task("pusht-camera"), make=TwoCameras)
+
+
+def test_an_environment_in_lerobots_terms_is_the_same_and_says_when_it_succeeds() -> None:
+    config, ball = SpecactEnvConfig(task="ball"), load_task("ball")
+    alone = ball.make()
+    assert ball.expert is not None
+    assert config.fps == 20 and config.features["action"].shape == (2,)
+    assert config.features_map["goal"] == "observation.goal"
+    environments = config.create_envs(2)["ball"][0]
+    shown, (wanted, _) = environments.reset(seed=[3, 4])[0], alone.reset(seed=4)
+    experts = [ball.expert(seed) for seed in range(2)]
+    for _ in range(environments.call("_max_episode_steps")[0]):
+        np.testing.assert_array_equal(shown["agent_pos"][1], wanted["state"])
+        np.testing.assert_array_equal(shown["goal"][1], wanted["goal"])
+        actions = np.stack([expert.act(env.unwrapped) for expert, env in zip(experts, environments.envs, strict=True)])
+        shown, _, ended, _, info = environments.step(actions)
+        wanted, _, over, _, told = alone.step(actions[1])
+        assert ended[1] == over
+        if over:
+            break
+    assert told["success"] and info["final_info"]["is_success"][1]
+    for task, image in (("pusht-camera", "observation.image"), (f"{__name__}:TWO_CAMERAS", "observation.images.left")):
+        (camera,) = (config := SpecactEnvConfig(task=task)).create_envs(1)[task].values()
+        frames = preprocess_observation(camera.reset(seed=[0])[0])[image]
+        assert frames.shape == (1, 3, SIDE, SIDE) and image in config.features_map.values()
+
+
 def test_a_served_policy_of_lerobots_in_lerobot_eval(
     tmp_path: Path, environment: dict[str, str], served: Callable[[str], str]
 ) -> None:
@@ -371,7 +415,7 @@ def test_a_rollout_goes_on_without_its_server(tmp_path: Path, environment: dict[
 def test_the_commands_of_the_page_are_read() -> None:
     shown = "\n".join(block.text for block in blocks(ROOT / "docs/how-to/lerobot.md") if block.language == "sh")
     lines = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("lerobot-")]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         command, *words = shlex.split(line)
         read = draccus.parse(RolloutConfig if command == "lerobot-rollout" else EvalPipelineConfig, args=words)
