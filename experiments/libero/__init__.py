@@ -1,0 +1,229 @@
+"""LIBERO-Spatial on the benchmark's initial states: steps, FLASH, decodings and gates, and whether a policy looks.
+
+``--data`` is a folder of bundles; those that are not in it are looked for by name. Ten simulators live in a process, 8
+GB: give ``--workers 1``, and run a perturbed world (``blank``, ``other_words``) in a process of its own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.figures import draw_series, points_of
+from experiments.flash import METHODS as FLOW
+from experiments.flash import controlled
+from experiments.freqcache import METHODS as CACHED
+from experiments.grid import Cell, Results, Run, evaluated
+from experiments.measure import outcomes
+from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
+from experiments.tokens import costs
+from experiments.tokens.methods import METHODS as TOKENS
+from specact.lab.evaluation.run import Evaluation
+from specact.lab.rollout.methods import Method, composed
+from specact.lab.rollout.statistics import contrast, mean_interval, wilson
+from specact.pair import Answer
+from specact.rng import StepAddress
+from specact.systems.flash import FlashVerifier, RoundAnswer
+from specact.systems.flow import ROUNDS
+from specact.types import Outcome, Proposal
+
+SUITE, WORLDS = "libero-spatial@benchmark", "experiments.libero.worlds"
+# Five of each task, and where little is expected to succeed two; shards of one episode of each.
+EPISODES, FEW, SHARD = 50, 20, 10
+TICK_S = 0.05
+# Of an inference in so many steps, TISED's pi0.5: base and per step [s], see lab/tised/hardware.toml.
+STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
+PI05 = {"RTX 4070": (0.158, 0.0041), "AGX 30 W": (0.290, 0.030)}
+
+
+class FirstHalf(FlashVerifier):
+    """Half of the chunk alone is executed."""
+
+    def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
+        found = super().judge(answer, proposal, address)
+        half = len(found.actions) // 2
+        return replace(found, actions=found.actions[:half], origins=found.origins[:half])
+
+
+HALF = composed("half", controlled(FirstHalf, ROUNDS["full"], "ten steps, half of each chunk executed"))
+# Of each policy its rows, the most informative ones first: methods that share a rate, environment, episodes.
+Row = tuple[tuple[str | Method, ...], str, int]
+_FLOW: dict[str, Row] = {
+    "full": ((FLOW["full"],), SUITE, EPISODES),
+    "full_1": ((FLOW["full_1"],), SUITE, EPISODES),
+    "blank": ((FLOW["full"],), f"{WORLDS}:BLANK", FEW),
+    "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
+    "full_2": ((FLOW["full_2"],), SUITE, EPISODES),
+    "full_5": ((FLOW["full_5"],), SUITE, EPISODES),
+    "half": ((HALF,), SUITE, EPISODES),
+}
+POLICIES: dict[str, dict[str, Row]] = {
+    "libero-spatial-flow": _FLOW | {
+        "flash": (tuple(FLOW[name] for name in ("flash", "flash_shuffled", "unchecked", "block")), SUITE, EPISODES),
+        "freqcache": ((CACHED["freqcache"],), SUITE, EPISODES),
+    },
+    "libero-spatial-flow-3000": _FLOW,
+    "libero-spatial-tokens": {
+        "ar": ((TOKENS["ar"],), SUITE, EPISODES),
+        **{name: (tuple(TOKENS[of] for of in of_name), SUITE, EPISODES) for name, of_name in {
+            "specvla": ("specvla", "last"), "kerv": ("kerv", "kerv_no_tail"),
+            "heisd": ("heisd", "heisd_fixed", "heisd_fixed_random"),
+        }.items()},
+        "blank": ((TOKENS["ar"],), f"{WORLDS}:BLANK", FEW),
+        "other_words": ((TOKENS["ar"],), f"{WORLDS}:SHUFFLED", FEW),
+    },
+    "libero-spatial": {
+        "gates": (("draft", "target", "hybrid", "random", "adahi", "random_learned", "learned"), SUITE, EPISODES),
+    },
+}  # fmt: skip
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """A cell for every row of every policy, and the time of inferences in fewer steps."""
+    for policy, rows in POLICIES.items():
+        for name, row in rows.items():
+            yield Cell(f"{policy}/{name}", partial(measure, policy, row))
+        if "flow" in policy:
+            yield Cell(f"{policy}/times", partial(times, policy))
+
+
+def bundle_of(policy: str, run: Run) -> str:
+    """Its path in the folder of bundles, or its name."""
+    inside = None if run.data is None else run.data / policy
+    return str(inside) if inside is not None and inside.exists() else policy
+
+
+def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
+    """Success and control steps of every episode, by method."""
+    methods, env, episodes = row
+    # Times of a rollout are not used, so the accounted ones are not measured.
+    evaluation = Evaluation(
+        bundle_of(policy, run), env, methods, episodes, seed=run.seed, shard=SHARD, draft_ms=0.0, gate_ms=0.0,
+        head_ms=0.0, target_ms=0.0,
+    )  # fmt: skip
+    summary = evaluated(evaluation, folder, run)
+    return {
+        name: {
+            "won": [int(value) for value in outcomes(folder, name)],
+            "steps": [int(value) for value in outcomes(folder, name, "steps")],
+            **{key: of[key] for key in ("tasks", "inferences", "sent", "accepted")},
+        }
+        for name, of in summary["methods"].items()
+    }
+
+
+def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
+    """Time of an inference in fewer steps over that in ten, alternating, so that other load falls on all alike."""
+    bundle = bundle_of(policy, run)
+    found = costs(bundle, {f"{steps} steps" if steps > 1 else "1 step": (bundle, steps) for steps in (5, 2, 1)})
+    return {"10 steps": found.pop("ar"), **found}
+
+
+def rows_of(results: Results) -> Iterator[dict[str, Any]]:
+    """A row for every method of every cell that is there."""
+    for policy, rows in POLICIES.items():
+        for name in rows:
+            for method, of in results.get(policy, {}).get(name, {}).items():
+                label = method if len(results[policy][name]) > 1 else name
+                won, steps = np.array(of["won"], float), np.array(of["steps"], float)
+                yield {
+                    "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,
+                    "success": asdict(wilson(int(won.sum()), len(won))),
+                    "chunks": of["inferences"] / len(won), "actions": steps.sum() / of["inferences"],
+                    "tasks": of["tasks"],
+                }  # fmt: skip
+
+
+def tests_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each method against the first one of its policy, on the episodes that both ran."""
+    tests, firsts = [], {row["policy"]: row for row in reversed(rows)}
+    for row in rows:
+        first = firsts[row["policy"]]
+        if row is not first:
+            count = min(row["episodes"], first["episodes"])
+            test = contrast(row["won"][:count], first["won"][:count])
+            on = {"on": row["policy"], "measure": "success", "first": row["name"], "second": first["name"]}
+            tests.append({**on, **asdict(test)})
+    return one_family(tests) if tests else []
+
+
+def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """TISED's task time, failures at the limit counted: the world waits for every chunk; paired with ten steps."""
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        found = {row["name"]: row for row in rows if row["policy"] == policy and row["name"] in STEPS}
+        for name, row in found.items() if "full" in found else ():
+            chunks = {each: np.ceil(found[each]["steps"] / 16) for each in (name, "full")}
+            for hardware, (base, step) in PI05.items():
+                spent = {n: c * (base + step * STEPS[n]) + found[n]["steps"] * TICK_S for n, c in chunks.items()}
+                both = (row["won"] * found["full"]["won"]).astype(bool)
+                yield {
+                    "policy": policy, "steps": STEPS[name], "hardware": hardware,
+                    "chunks": asdict(mean_interval(chunks[name])), "task": asdict(mean_interval(spent[name])),
+                    "chunk_s": base + step * STEPS[name] + 16 * TICK_S,
+                    "more": asdict(mean_interval(chunks[name] / chunks["full"])),
+                    "over": asdict(mean_interval(spent[name] / spent["full"])),
+                    "both": asdict(mean_interval((spent[name] / spent["full"])[both])) if both.sum() > 1 else None,
+                }  # fmt: skip
+
+
+def beside(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The papers' claims, and what is measured of them."""
+    for claim in tomllib.loads(Path(__file__).with_name("published.toml").read_text())["claim"]:
+        try:
+            yield {**claim, "ours": filled(claim["ours"], facts)}
+        except KeyError:
+            yield {**claim, "ours": "not measured"}
+
+
+def report(results: Results) -> Report:
+    """Success of what is measured, per task, the task's time over steps, and the papers' claims beside it."""
+    rows = list(rows_of(results))
+    tests, spent = tests_of(rows), list(task_times(rows))
+    per_task = [
+        {"policy": row["policy"], "name": row["name"], "task": task.replace("_", " "), "success": of}
+        for row in rows for task, of in sorted(row["tasks"].items())
+    ]  # fmt: skip
+    measured = [{"policy": policy, "steps": name, "time": of}
+                for policy in POLICIES for name, of in results.get(policy, {}).get("times", {}).items()]  # fmt: skip
+    own = next((policy for policy in POLICIES if "full" in results.get(policy, {})), "")
+    facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)}
+    facts |= {row["name"]: row for row in rows if row["policy"] == own}
+    facts |= {f"{row['first']}_{row['second']}": row for row in tests if row["on"] in (own, "libero-spatial-tokens")}
+    facts["policies"] = {row["policy"]: row for row in rows if row["name"] in ("full", "ar")}
+    facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
+    slow = [row for row in spent if row["policy"] == own and row["hardware"] == "AGX 30 W"]
+    facts |= {f"chunks_{row['steps']}": row["more"] for row in slow} | {
+        f"task_{row['steps']}": row["over"] for row in slow
+    }
+    tables = [
+        Table(
+            "success", "Success on the benchmark's initial states, as many episodes of each of the ten tasks, paired.",
+            "policy | method | episodes | success | actions per inference",
+            "{policy} | `{name}` | {episodes} | {success:ci2} | {actions:.1f}",
+            [{key: value for key, value in row.items() if key not in ("won", "steps", "tasks")} for row in rows],
+        ),
+        Table("tasks", "Success by task.", "policy | method | task | success",
+              "{policy} | `{name}` | {task} | {success[k]} of {success[n]}", per_task),
+        Table("times", "Time of an inference over that in ten steps, alternating on one core, busy.",
+              "policy | steps | of ten steps", "{policy} | {steps} | {time:ci2}", measured),
+        Table(
+            "task-time", "Time of a task where the world waits for every chunk, with the latencies that TISED has for "
+            "pi0.5; failures count with the time of the limit. Ratios to ten steps are paired; the last one is over "
+            "episodes in which both succeed.",
+            "policy | hardware | steps | chunk [s] | chunks | task [s] | of ten steps' | both succeed",
+            "{policy} | {hardware} | {steps} | {chunk_s:.2f} | {chunks:ci1} | {task:ci1} | {over:ci2} | {both:ci2}",
+            spent,
+        ),
+        Table("claims", "Papers' claims on LIBERO beside ours.", "paper | claim | model | data | hardware | here",
+              "{paper} | {claim} | {model} | {data} | {hardware} | {ours}", list(beside(facts))),
+        contrast_table(tests, family="success, every method against the first one of its policy"),
+    ]  # fmt: skip
+    series = {"full": points_of({STEPS[n]: facts[n]["success"] for n in STEPS if n in facts})} if own else {}
+    pictures = [Picture("libero.svg", partial(draw_series, series, "Euler steps", "success", own))] if own else []
+    return Report(tables, facts, pictures)
