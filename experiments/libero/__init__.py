@@ -17,7 +17,6 @@ import numpy as np
 
 from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FLOW
-from experiments.flash import controlled
 from experiments.freqcache import METHODS as CACHED
 from experiments.grid import Cell, Results, Run, evaluated
 from experiments.measure import outcomes
@@ -27,15 +26,15 @@ from experiments.tokens.methods import METHODS as TOKENS
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.statistics import contrast, mean_interval, wilson
-from specact.pair import Answer
+from specact.pair import Answer, Target
 from specact.rng import StepAddress
-from specact.systems.flash import FlashVerifier, RoundAnswer
-from specact.systems.flow import ROUNDS
+from specact.systems.flash import FlashVerifier, RoundAnswer, Rounds
+from specact.systems.flow import FlowParts
 from specact.types import Outcome, Proposal
 
 SUITE, WORLDS = "libero-spatial@benchmark", "experiments.libero.worlds"
-# Five of each task, and where little is expected to succeed two; shards of one episode of each.
-EPISODES, FEW, SHARD = 50, 20, 10
+# Three of each task, two in perturbed worlds; shards of one episode of each.
+EPISODES, FEW, SHARD = 30, 20, 10
 TICK_S = 0.05
 # Of an inference in so many steps, TISED's pi0.5: base and per step [s], see lab/tised/hardware.toml.
 STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
@@ -51,7 +50,16 @@ class FirstHalf(FlashVerifier):
         return replace(found, actions=found.actions[:half], origins=found.origins[:half])
 
 
-HALF = composed("half", controlled(FirstHalf, ROUNDS["full"], "ten steps, half of each chunk executed"))
+class HalfRounds(Rounds):
+    """Rounds of which half is executed."""
+
+    local = True
+
+    def verifier(self, parts: FlowParts, target: Target[RoundAnswer]) -> FlashVerifier:
+        return FirstHalf(target, parts)
+
+
+HALF = composed("half", HalfRounds("ten steps, half of each chunk executed"))
 # Of each policy its rows, the most informative ones first: methods that share a rate, environment, episodes.
 Row = tuple[tuple[str | Method, ...], str, int]
 _FLOW: dict[str, Row] = {
