@@ -21,7 +21,7 @@ from experiments.freqcache import METHODS as CACHED
 from experiments.grid import Cell, Results, Run, evaluated
 from experiments.measure import outcomes
 from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
-from experiments.tokens import costs
+from experiments.tokens import alone, costs
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
@@ -33,8 +33,8 @@ from specact.systems.flow import FlowParts
 from specact.types import Outcome, Proposal
 
 SUITE, WORLDS = "libero-spatial@benchmark", "experiments.libero.worlds"
-# Three of each task, two in perturbed worlds; shards of one episode of each.
-EPISODES, FEW, SHARD = 30, 20, 10
+# Ten of each task, two in perturbed worlds; shards of one episode of each.
+EPISODES, FEW, SHARD = 100, 20, 10
 TICK_S = 0.05
 # Of an inference in so many steps, TISED's pi0.5: base and per step [s], see lab/tised/hardware.toml.
 STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
@@ -77,6 +77,7 @@ POLICIES: dict[str, dict[str, Row]] = {
         "freqcache": ((CACHED["freqcache"],), SUITE, EPISODES),
     },
     "libero-spatial-flow-3000": _FLOW,
+    "libero-spatial-draft": {"alone": (("target_on_device",), SUITE, EPISODES)},
     "libero-spatial-tokens": {
         "ar": ((TOKENS["ar"],), SUITE, EPISODES),
         **{name: (tuple(TOKENS[of] for of in of_name), SUITE, EPISODES) for name, of_name in {
@@ -110,9 +111,12 @@ def bundle_of(policy: str, run: Run) -> str:
 def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     """Success and control steps of every episode, by method."""
     methods, env, episodes = row
+    bundle = bundle_of(policy, run)
+    if "alone" in POLICIES[policy]:
+        bundle = alone(bundle, folder / "pair", "libero-spatial")
     # Times of a rollout are not used, so the accounted ones are not measured.
     evaluation = Evaluation(
-        bundle_of(policy, run), env, methods, episodes, seed=run.seed, shard=SHARD, draft_ms=0.0, gate_ms=0.0,
+        bundle, env, methods, episodes, seed=run.seed, shard=SHARD, draft_ms=0.0, gate_ms=0.0,
         head_ms=0.0, target_ms=0.0,
     )  # fmt: skip
     summary = evaluated(evaluation, folder, run)

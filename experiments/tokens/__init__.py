@@ -210,10 +210,7 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     for label, (name, method, _) in OTHERS[bundle].items():
         evaluated_bundle = name
         if name.endswith("-regression"):
-            path = folder / "pair"
-            if not path.exists():
-                make_pair(path, name, name, PairSettings(env=name.removesuffix("-regression")))
-            evaluated_bundle = str(path)
+            evaluated_bundle = alone(name, folder / "pair", name.removesuffix("-regression"))
         evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
     cells = (run.result(f"{bundle}/methods/{name}")["outcomes"] for name in RIVALS[bundle])
@@ -224,6 +221,13 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
         "contrasts": paired(won, [(label, name) for label in success for name in RIVALS[bundle]]),
         "time": costs(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()}),
     }
+
+
+def alone(policy: str, path: Path, env: str) -> str:
+    """A pair, in a folder, of which the policy is both parts, so that it can be evaluated without another one."""
+    if not path.exists():
+        make_pair(path, policy, policy, PairSettings(env=env))
+    return str(path)
 
 
 def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:

@@ -21,6 +21,7 @@ SMALL = {
     "adahi": "ball/rejection", "budget": "published/ball/ball-one", "controller": "ball/noise/fixed-0",
     "delay": "success/append/4",
     "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
+    "libero": "libero-spatial-flow/full",
     "metaworld": "experts", "outage": "races/0", "speed": "neighbours",
     "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain",
 }  # fmt: skip

