@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.delay.corrected import CORRECTED, Corrected, training_cells
+from experiments.delay.corrected import CORRECTED, DELAYS, EVERY, GATED_AT, PACE, Corrected, gate_cells, training_cells
 from experiments.figures import draw_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
@@ -28,7 +28,7 @@ from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
-TASK, PACE, EPISODES, DELAYS, EVERY, STEPS = "ball-chase", 0.1, 100, (0, 1, 2, 4, 8), 4, 5
+TASK, EPISODES, STEPS = "ball-chase", 100, 5
 BASE, TRAINED = "ball-chase-flow", "ball-chase-rtc"
 RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
 # Of every episode.
@@ -53,6 +53,7 @@ class Alone:
     kind: Kind
     bundle: str = BASE
     guided: bool = False
+    delays = DELAYS
 
     def execution(self, delay: int, chunk: int) -> Execution:
         """Which asks every ``max(EVERY, delay)`` control steps, but for a robot that waits."""
@@ -84,18 +85,24 @@ METHODS: dict[str, Alone | Corrected] = {
 # Each against the simplest that repairs a delay; what was trained for delays also against its controls.
 RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchronous", "aligned")]
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
-RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft", "index", "shuffled")]
-RIVALS += [("corrected_hidden", "draft_hidden")]
-SHOWN = ("append", "aligned", "roll_forward", "rtc", "rtc_trained", "corrected")
+RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
+RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled")]
+SHOWN = ("append", "aligned", "rtc", "rtc_trained", "corrected", "corrected_hidden", "draft_hidden")
 
 
 def plan(run: Run) -> Iterator[Cell]:
     """The trainings, and a cell for every method and delay."""
     yield Cell("training", train)
     yield from training_cells()
-    for delay in DELAYS:
-        for method in METHODS:
-            yield Cell(f"success/{method}/{delay}", partial(measure, method, delay))
+    for name, method in METHODS.items():
+        for delay in method.delays:
+            yield Cell(f"success/{name}/{delay}", partial(measure, name, delay))
+    yield from gate_cells(gated_trials, summary_of)
+
+
+def gated_trials(run: Run, seed: int, count: int) -> list[Trial]:
+    """Episodes of the gates."""
+    return [Trial(GATED_AT, episode, seed, run.out) for episode in range(count)]
 
 
 def train(folder: Path, run: Run) -> dict[str, Any]:

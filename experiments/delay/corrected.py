@@ -1,14 +1,14 @@
 """Corrected execution in the study of delay: the corrector, A2C2's head, and what would make them unnecessary.
 
-Every one is trained by ``recipes/corrector-ball-chase.toml`` with another ``method``; those of a seed learn from the
-same rollouts. A ``hidden`` one sees the ball and the plate, and not the goal that the ball is to chase.
+Every one is trained by ``recipes/corrector-ball-chase.toml``, from rollouts of which half are played by a ``first``
+corrector; those of a seed learn from the same. A ``hidden`` one does not see the goal that the ball is to chase.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from experiments.grid import ROOT, Cell, Run, specact
 from specact.gates.settings import GateSettings
@@ -24,12 +25,18 @@ from specact.lab.envs.ball import CHASE, BallEnv
 from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.episode import Episode, Pairing, run_pair
 from specact.lab.rollout.rollout import episode_seed
+from specact.lab.rollout.steps import OBSERVATION
 from specact.links.model import SteadyLink
 from specact.load import load_pair
 from specact.pair import Pair
+from specact.systems.corrector import Staleness
+from specact.types import Proposal
 
 RECIPE = ROOT / "recipes" / "corrector-ball-chase.toml"
 PACE, EVERY = 0.1, 4
+# Control steps; the controls are measured where the methods part.
+DELAYS, PARTED = (0, 1, 2, 4, 6, 8), (4, 6)
+JUDGED, CALIBRATED = 100, 10  # episodes
 # A link of no time at all: the delay is that of the inference.
 _FREE = SteadyLink(rtt_ms=0.0, jitter_ms=0.0, up_mbit_s=1e12, down_mbit_s=1e12)
 
@@ -54,65 +61,131 @@ HIDDEN = f"{__name__}:TASK"
 
 @dataclass(frozen=True)
 class Corrected:
-    """A trained ``method`` of the recipe, which asks every ``max(EVERY, d)`` steps, or never if it knows no chunk.
+    """A corrector that asks every ``max(EVERY, d)`` steps, or a draft, which never does.
 
     Attributes:
-        hidden: whether it does not see the goal.
-        training: the seed of its training.
+        method: of the recipe; or ``first``, from stale chunks alone, or ``shuffled``, with other steps' observations.
+        hidden: whether it does not see the goal. ``training``: the seed of its training.
+        delays: at which it is measured.
     """
 
     about: str
     method: str
     hidden: bool = False
     training: int = 0
+    delays: tuple[int, ...] = DELAYS
 
     @property
     def bundle(self) -> str:
         """Its name."""
         return f"{self.method}-{'hidden-' * self.hidden}{self.training}"
 
-    def run(self, trial: Any) -> Episode:
-        """The episode of a trial; its ``chunks`` are the requests that were sent."""
-        pair, world = _pair(trial.out / "correctors" / self.bundle / "run" / "bundles" / self.bundle), _world()
-        every = GateSettings("periodic", options=(("period", max(EVERY, trial.delay)),))
-        gate = every if pair.corrects else GateSettings("never")
+    def folder(self, out: Path) -> Path:
+        """Of its bundle, in that of the run."""
+        return out / "correctors" / self.bundle / "run" / "bundles" / self.bundle
+
+    def run(self, trial: Any, gate: GateSettings | None = None) -> Episode:
+        """The episode of a trial, with another gate than the cadence; its ``chunks`` are the requests sent."""
+        pair, world = _pair(self.folder(trial.out)), _world()
+        if gate is None:
+            gate = every(max(EVERY, trial.delay)) if pair.corrects else GateSettings("never")
         pairing = Pairing(gate, _FREE, 0.0, trial.delay * world.period_s, math.inf)
         start = episode_seed(trial.seed, trial.episode, world.task)
         episode, counts = run_pair(world, pair, pairing, start=start, seed=trial.seed, episode=trial.episode)
         return replace(episode, chunks=counts["transmitted"])
 
 
+def every(steps: int) -> GateSettings:
+    """Asks at this cadence."""
+    return GateSettings("periodic", options=(("period", steps),))
+
+
 CORRECTED: dict[str, Corrected] = {
     "corrected": Corrected("every action of a chunk corrected by the newest observation", "corrector"),
     "a2c2": Corrected("as published: learned from demonstrations, without a bound, no draft", "a2c2"),
     "draft": Corrected("control: the same network without the chunk, which never asks", "draft"),
-    "index": Corrected("control: the correction knows the index alone", "index"),
-    "shuffled": Corrected("control: observations of other episodes in training", "shuffled"),
-    "corrected_1": Corrected("second training", "corrector", training=1),
-    "corrected_2": Corrected("third training", "corrector", training=2),
-    "corrected_hidden": Corrected("corrected; the device does not see the goal", "corrector", hidden=True),
-    "draft_hidden": Corrected("control: the draft alone; the device does not see the goal", "draft", hidden=True),
+    "corrected_hidden": Corrected("corrected; the device does not see the goal", "corrector", True),
+    "draft_hidden": Corrected("control: the draft alone; the device does not see the goal", "draft", True),
+    "newest_hidden": Corrected(
+        "control: without what was seen when the chunk was asked for", "newest", True, 0, PARTED
+    ),
+    "first_hidden": Corrected(
+        "control: learned from stale chunks alone, none of its own states", "first", True, 0, PARTED
+    ),
+    "shuffled_hidden": Corrected("control: learned with observations of other steps", "shuffled", True, 0, PARTED),
+    "corrected_hidden_1": Corrected("second training", "corrector", True, 1, PARTED),
+    "corrected_hidden_2": Corrected("third training", "corrector", True, 2, PARTED),
 }
+GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 
 def training_cells() -> Iterator[Cell]:
-    """A cell for every bundle that the methods need."""
-    for each in {each.bundle: each for each in CORRECTED.values()}.values():
+    """A cell for every bundle that the methods need, that of the rollouts' player before those that learn from them."""
+    first = [replace(each, method="first") for each in CORRECTED.values() if each.method != "a2c2"]
+    for each in {each.bundle: each for each in (*first, *CORRECTED.values())}.values():
         yield Cell(f"correctors/{each.bundle}", partial(_train, each))
 
 
 def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
-    sees = f'env = "{HIDDEN}"\nsees = ["ball"]\n' * of.hidden
-    changes = f'method = "{of.method}"\nseed = {of.training}\n{sees}'
     recipe, out = folder / "recipe.toml", folder / "run"
+    changes = f'method = "{dict(first="corrector", shuffled="corrector").get(of.method, of.method)}"\n'
+    changes += f"seed = {of.training}\n" + f'env = "{HIDDEN}"\nsees = ["ball"]\n' * of.hidden
+    if of.method not in ("first", "a2c2"):
+        changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'
+        recorded = replace(of, method="corrector").folder(run.out).parents[1] / "rollouts"
+        if recorded.is_dir() and not out.exists():
+            shutil.copytree(recorded, out / "rollouts")
+            if of.method == "shuffled":
+                _shuffle(out / "rollouts")
     folder.mkdir(parents=True, exist_ok=True)
     recipe.write_text(RECIPE.read_text().replace('"ball-chase-corrector"', f'"{of.bundle}"') + changes)
-    recorded = folder.with_name(replace(of, method="corrector").bundle) / "run" / "rollouts"
-    if recorded.is_dir() and of.method != "a2c2" and not out.exists():
-        shutil.copytree(recorded, out / "rollouts")
     specact("train", recipe.resolve(), "--out", out.resolve(), folder=ROOT)
     manifest = load_pair(out / "bundles" / of.bundle).parts
     return {"fingerprint": manifest.fingerprint, "bound": list(manifest.spec.bound)}
+
+
+def _shuffle(rollouts: Path) -> None:
+    """Gives every step the observation of another, most likely of another episode."""
+    for number, file in enumerate(sorted(rollouts.iterdir())):
+        table = load_file(file)
+        other = np.random.default_rng(number).permutation(len(table["step"]))
+        save_file(table | {name: table[name][other] for name in table if name.startswith(OBSERVATION)}, file)
+
+
+class Chance(Staleness):
+    """Control: asks at random, with the privilege of knowing that there is no chunk."""
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        return 1.0 if math.isinf(proposal.evidence.age) else float(rng.random())
+
+
+GATES = {"staleness": "staleness", "random": f"{__name__}:Chance", "cadence": "periodic"}
+
+
+def gate_cells(trials: Callable[[Run, int, int], list[Any]], summary: Callable[[list[Episode]], Any]) -> Iterator[Cell]:
+    """A cell for every gate and cadence: as many requests, and what they buy."""
+    for steps in CADENCES:
+        for name in GATES:
+            yield Cell(f"gate/{name}/{steps}", partial(_gated, name, steps, trials, summary))
+
+
+def _gated(name: str, steps: int, trials: Any, summary: Any, folder: Path, run: Run) -> dict[str, Any]:
+    """A gate whose threshold, on other episodes, asks as often as the cadence does, on the judged ones."""
+    run.result(f"correctors/{GATED.bundle}")
+
+    def played(gate: GateSettings, seed: int, count: int) -> dict[str, Any]:
+        pool, episodes = run.pool, trials(run, seed, count)
+        found = {trial.episode: episode for trial, episode in pool.each(partial(GATED.run, gate=gate), episodes)}
+        return summary([found[number] for number in sorted(found)])
+
+    gate, few = every(steps), run.few(CALIBRATED)
+    if name != "cadence":
+        wanted, low, high = played(gate, run.seed + 1, few)["requests_hz"], 0.0, 2.0
+        for _ in range(8):
+            gate = GateSettings(GATES[name], (low + high) / 2)
+            often = played(gate, run.seed + 1, few)["requests_hz"] > wanted
+            low, high = (gate.threshold, high) if often else (low, gate.threshold)
+    return {"threshold": gate.threshold, **played(gate, run.seed, run.few(JUDGED))}
 
 
 @cache

@@ -1,48 +1,50 @@
 """Corrector (after A2C2, arXiv 2509.23224): a small policy on the device brings a stale chunk up to date at every step.
 
 The target answers an observation with a chunk c of H actions. At control step t the newest one, asked for at step s, is
-k = t - s steps old: by the delay, and as no newer one was asked for. The device sees o_t, the target saw o_s::
+k = t - s steps old: by the delay, and as no newer one was asked for. o is what the device sees, of now and of then::
 
-    a_t = c[k] + b u,    u = f(o_t, c[k:], sin(2 pi k / H), cos(2 pi k / H)) in [-1, 1]^A      k < H
-    a_t = g(o_t)         where there is no chunk: at the start, and in an outage longer than one
+    a_t = c[k] + b[k] u,   u = f(o_t, o_s, c, c[k], sin(2 pi k / H), cos(2 pi k / H)) in [-1, 1]^A      k < H
+    a_t = g(o_t)           where there is no chunk: at the start, and in an outage longer than one
     score = rms(u) + w k / H,   ask if it is above the threshold                                gate ``staleness``
 
-With f = 0 that is aligned execution, to the last bit. The bound b, by dimension, is how much the actions that were
-learned from change within one step: it holds whatever the network says, so that no correction comes as a surprise.
+With f = 0 that is aligned execution, to the last bit. The bound b ``[H, A]`` is how much the target itself changed its
+mind within k steps, in the rollouts that were learned from: it holds whatever the network says.
 
-A2C2 learns demonstrated actions on demonstrations, sees the action c[k] alone of the chunk, has no bound, and waits for
-the first chunk. Ours learns what the target says *now*, in states that stale chunks lead to; f and g are one network,
-from which the chunk was withheld in a share of the examples. The gate is ours. The controls are trained alike: the
-draft g alone, an f whose observations are of other episodes, and one that knows the index k alone. Where the device
-does not see what the target decides by, f guesses it, and can do harm; aligned execution is the control for that.
+A2C2 learns demonstrated actions on demonstrations, sees o_t and c[k] alone, has no bound, and waits for the first
+chunk. Ours learns what the target says *now*, in states that stale chunks lead to; f and g are one network, from which
+the chunk was withheld in a share of the examples. o_s costs nothing: with c it tells where the target wanted to go, also
+where the device cannot see that, and what has come otherwise since. The gate is ours. The controls are trained alike:
+the draft g alone, and an f of the ``newest`` observation, without o_s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import joint_fingerprint
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkAnswers, Load
-from specact.families.chunks.policy import FAMILY, ChunkExchange, ChunkPolicy, ChunkSpec, resized
+from specact.families.chunks.policy import FAMILY, ChunkExchange, ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import check_made_for, kind_of_source
 from specact.gates.gate import Gate
-from specact.observation import ObservationSpec, Window
+from specact.observation import Field, ObservationSpec, Window
 from specact.pair import Answer, Follower, Pair, PairIdentity, PairSource, TargetVerifier
 from specact.records import NotNegative, Positive, Record, check_fields, validated
 from specact.rng import StepAddress
 from specact.types import ActionUnits, Chunk, Origin, Outcome, Proposal, StepRecord, all_from, value
 
 CORRECTOR_PARTS = {"corrector": "corrector.onnx"}
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class CorrectorSpec(Record, frozen=True):
@@ -52,7 +54,7 @@ class CorrectorSpec(Record, frozen=True):
         target, chunks: fingerprint of the target, and its spec.
         observation: what the device sees.
         low, high: range of the target's actions, ``[A]``, in the environment's units; [-1, 1] in normalised ones.
-        bound: b, ``[A]``, normalised.
+        bound: b, ``[H, A]``, normalised.
         corrects, drafts: whether it has f, and whether it has g; without it the last action is held.
     """
 
@@ -61,14 +63,15 @@ class CorrectorSpec(Record, frozen=True):
     observation: ObservationSpec
     low: tuple[float, ...]
     high: tuple[float, ...]
-    bound: tuple[Positive, ...]
+    bound: tuple[tuple[Positive, ...], ...]
     corrects: bool = True
     drafts: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if {len(self.low), len(self.high), len(self.bound)} != {self.chunks.actions}:
-            raise ConfigError(f"low, high and bound must each have the {self.chunks.actions} numbers of an action")
+        length, actions = self.chunks.chunk, self.chunks.actions
+        if {len(self.low), len(self.high), *map(len, self.bound)} != {actions} or len(self.bound) != length:
+            raise ConfigError(f"low, high and each of {length} bounds must have the {actions} numbers of an action")
         if not (self.corrects or self.drafts):
             raise ConfigError("a corrector corrects, drafts, or does both")
 
@@ -89,21 +92,36 @@ class CorrectorNetwork:
 
     def __init__(self, file: Path, spec: CorrectorSpec, compute: Compute = CPU) -> None:
         chunk, actions = spec.chunks.chunk, spec.chunks.actions
-        self._inputs = NetworkInputs(spec.observation)
-        inputs = self._inputs.shapes | {"chunk": ("batch", chunk, actions), "index": ("batch", 3)}
+        self._inputs = NetworkInputs(ObservationSpec(twice(spec.observation.fields)))
+        inputs = self._inputs.shapes | {"chunk": ("batch", 1 + chunk, actions), "index": ("batch", 3)}
         outputs = {"correction": ("batch", actions), "draft": ("batch", actions)}
         self._network = Network(file, inputs, outputs, compute)
 
-    def run(self, window: Window, rest: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
-        """From the newest window, :func:`rest_of` a chunk and its :func:`index_of`."""
-        fed = self._inputs.stack([window]) | {"chunk": rest[None], "index": index[None]}
+    def run(self, seen: Window, based: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
+        """From o_s and o_t of :func:`both`, :func:`based_on` a chunk and its :func:`index_of`."""
+        fed = self._inputs.stack([seen]) | {"chunk": based[None], "index": index[None]}
         correction, draft = self._network.run(fed)
         return correction[0], draft[0]
 
 
-def rest_of(chunk: Chunk, age: int) -> Chunk:
-    """``c[k:]``, the actions left of a chunk ``[H, A]``, as many rows by repeating the last one."""
-    return resized(chunk[age:], len(chunk))
+def twice(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Fields of two windows, one after the other."""
+    return {name: replace(field, history=2 * max(1, field.history)) for name, field in fields.items()}
+
+
+def both(then: Arrays, now: Arrays, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
+    """The windows of then and of now as one each, ``[..., 2 T, *shape]``; T is 1 for a field without a history."""
+
+    def rows(seen: Arrays, name: str, axis: int) -> NDArray[Any]:
+        return seen[name] if fields[name].history else np.expand_dims(seen[name], axis)
+
+    axes = {name: -1 - len(field.shape) for name, field in fields.items()}
+    return {name: np.concatenate([rows(then, name, at), rows(now, name, at)], at) for name, at in axes.items()}
+
+
+def based_on(chunk: Chunk, age: int) -> Chunk:
+    """``[c[k], c[0], ..., c[H - 1]]``: before the whole chunk ``[H, A]`` its action for now."""
+    return np.concatenate([chunk[age : age + 1], chunk])
 
 
 def index_of(age: int | None, length: int) -> Chunk:
@@ -114,31 +132,44 @@ def index_of(age: int | None, length: int) -> Chunk:
     return np.array([1.0, math.sin(angle), math.cos(angle)], np.float32)
 
 
+Run = Callable[[Window, Chunk, Chunk], tuple[Chunk, Chunk]]
+
+
+def corrected(run: Run, spec: CorrectorSpec, chunk: Chunk, age: int, then: Arrays, now: Arrays) -> tuple[Chunk, Chunk]:
+    """``a_t`` and ``u``, both ``[A]``, of a chunk ``[H, A]`` that is ``age < H`` steps old; all normalised."""
+    seen = Window(both(then, now, spec.observation.fields))
+    correction, _ = run(seen, based_on(chunk, age), index_of(age, len(chunk)))
+    u = np.clip(correction, -1.0, 1.0)
+    return chunk[age] + np.array(spec.bound[age], np.float32) * u, u
+
+
 class Corrector(Follower):
     """The :class:`~specact.pair.Drafter` of one robot: proposes the action of this control step, see the module.
 
     A chunk ages with each inference, and so not in a control step without a usable observation.
     """
 
-    def __init__(self, network: Callable[[Window, Chunk, Chunk], tuple[Chunk, Chunk]], spec: CorrectorSpec) -> None:
-        self._network, self._spec, self._bound = network, spec, np.array(spec.bound, np.float32)
+    def __init__(self, network: Run, spec: CorrectorSpec) -> None:
+        self._network, self._spec = network, spec
         self._none = np.zeros((spec.chunks.chunk, spec.chunks.actions), np.float32)
         self.reset()
 
     def reset(self) -> None:
-        # The target's newest chunk, at which step it was asked for, this step, and the last action.
+        # The target's newest chunk, at which step it was asked for and what was seen then, this step, the last action.
         self._chunk, self._asked, self._step, self._last = self._none, -len(self._none), 0, self._none[0]
+        self._then: Arrays = {}
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafted action ``[1, A]``; its evidence is a :class:`Correction`."""
         spec, length, age = self._spec, len(self._none), self._step - self._asked
-        seen = spec.observation.select(window)
+        now = spec.observation.select(window).arrays
         if spec.corrects and age < length:
-            correction, _ = self._network(seen, rest_of(self._chunk, age), index_of(age, length))
-            u = np.clip(correction, -1.0, 1.0)
-            action = self._chunk[age] + self._bound * u
+            action, u = corrected(self._network, spec, self._chunk, age, self._then, now)
             return Proposal(window, action[None], Correction(float(np.sqrt(np.square(u).mean())), age / length))
-        action = self._network(seen, self._none, index_of(None, length))[1] if spec.drafts else self._last
+        action = self._last
+        if spec.drafts:
+            seen = Window(both(now, now, spec.observation.fields))
+            _, action = self._network(seen, based_on(self._none, 0), index_of(None, length))
         return Proposal(window, action[None], NO_CHUNK)
 
     def on_action(self, drafted: Chunk, executed: Chunk) -> None:
@@ -150,10 +181,11 @@ class Corrector(Follower):
     def on_verified(self, record: StepRecord) -> None:
         if record.outcome is not None:
             self._chunk, self._asked = record.outcome.evidence, record.address.step
+            self._then = self._spec.observation.select(record.proposal.window).arrays
 
 
 class CorrectorVerifier(TargetVerifier[Chunk]):
-    """The target's chunk in place of the proposal, which is ``kept`` if it is within b of the chunk's first action."""
+    """The target's chunk in place of the proposal, ``kept`` if its first action is within ``bound [A]`` of that."""
 
     def __init__(self, target: Any, units: ActionUnits, bound: Chunk) -> None:
         super().__init__(target)
@@ -207,11 +239,12 @@ class CorrectorParts(PairIdentity):
         """As a pair; every control step is an inference."""
         spec, chunks = self.spec, self.spec.chunks
         units = ActionUnits.of_range(np.array(spec.low, np.float32), np.array(spec.high, np.float32))
+        of_a_step = np.array(spec.bound[:2][-1], np.float32)
         return Pair(
             **self.identity, observation=spec.observation.union(chunks.observation), units=units, execute=1,
             rate_hz=chunks.rate_hz, corrects=chunks.chunk if spec.corrects else 0, parts=self,
             drafter=lambda: Corrector(self.network.run, spec), target=lambda: ChunkAnswers(self.target),
-            verifier=lambda target: CorrectorVerifier(target, units, np.array(spec.bound, np.float32)),
+            verifier=lambda target: CorrectorVerifier(target, units, of_a_step),
             exchange=ChunkExchange(chunks, self.name, spec.target, lambda: self.target, units),
         )  # fmt: skip
 

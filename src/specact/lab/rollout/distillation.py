@@ -30,10 +30,11 @@ from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard, episode_seed
 from specact.lab.rollout.steps import OBSERVATION, SHARD, Table, observation_columns
-from specact.load import load_policy
+from specact.load import load_pair, load_policy
 from specact.observation import Field, ObservationHistory, ObservationSpec, Window
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream, streams
+from specact.systems.corrector import corrected
 from specact.types import Chunk
 
 # Every round has its own million of episodes.
@@ -263,9 +264,12 @@ def _state(window: Window) -> NDArray[np.float32]:
 
 
 def record_stale(
-    target: str, env: str, fields: Mapping[str, Field], seed: int, most_delay: int, folder: Path, number: int
-) -> None:
+    target: str, env: str, fields: Mapping[str, Field], seed: int, most_delay: int, played_by: str | None,
+    folder: Path, number: int,
+) -> None:  # fmt: skip
     """Writes the file of this number, a chunk policy whose chunks are played late, each action at its time.
+
+    Those of odd numbers are played with the corrections of ``played_by``, if given: in states that it leads to.
 
     Each episode has a delay from 0 to ``most_delay`` steps, and a number of steps between two requests with which no
     chunk of H actions runs out; before the first chunk has arrived newer ones are played. Of every step, by name:
@@ -278,7 +282,8 @@ def record_stale(
     rng = stream(seed, Role.DATA, episode=int(episodes[0]))
     delays = rng.integers(most_delay + 1, size=SHARD)
     every = rng.integers(1, length - delays + 1)
-    asked: list[list[tuple[int, Chunk]]] = [[] for _ in robots]
+    asked: list[list[tuple[int, Chunk, Window]]] = [[] for _ in robots]
+    corrector = _corrector(played_by) if played_by and number % 2 else None
     running, rows, step = list(range(SHARD)), list[Table](), 0
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
@@ -288,13 +293,19 @@ def record_stale(
             "episode": episodes[running], "step": np.full(len(running), step), "chunk": np.stack(chunks),
             **observation_columns(sees, windows),
         })  # fmt: skip
-        for i, chunk in zip(running, chunks, strict=True):
+        for i, chunk, window in zip(running, chunks, windows, strict=True):
             if step % every[i] == 0:
-                asked[i].append((step, chunk))
+                asked[i].append((step, chunk, window))
             while len(asked[i]) > 1 and asked[i][1][0] + delays[i] <= step:
                 del asked[i][0]
-            at, played = asked[i][0] if asked[i][0][0] + delays[i] <= step else (step, chunk)
-            robots[i].act(played[step - at])
+            at, played, then = asked[i][0] if asked[i][0][0] + delays[i] <= step else (step, chunk, window)
+            action = played[step - at]
+            if corrector is not None and step > at:
+                spec, units = corrector.parts.spec, corrector.units
+                seen = [spec.observation.select(each).arrays for each in (then, window)]
+                base = units.from_environment(played)
+                action = units.to_environment(corrected(corrector.parts.network.run, spec, base, step - at, *seen)[0])
+            robots[i].act(action)
         running, step = [i for i in running if not robots[i].done], step + 1
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     order = np.lexsort((table["step"], table["episode"]))
@@ -313,6 +324,7 @@ def _started(env: str, sees: ObservationSpec, seed: int, number: int) -> Started
 
 
 _tokens = cache(load_tokens)
+_corrector = cache(load_pair)
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -38,20 +38,19 @@ from specact.lab.train.recipe import ChunkRecipe, CorrectorRecipe, Recipe, chunk
 from specact.load import load_policy
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
-from specact.systems.corrector import CORRECTOR_PARTS, CorrectorSpec, index_of
+from specact.systems.corrector import CORRECTOR_PARTS, CorrectorSpec, both, index_of, twice
 from specact.types import ActionUnits
 
 Array = NDArray[np.float32]
 
-_ALL = 1 << 20  # more than a chunk has
-# By method: whether the network sees the observation, how many actions of the chunk at most, and whether the index; and
-# from which share of the examples the chunk is withheld, if not the recipe's.
-USES: dict[str, tuple[bool, int, bool, float | None]] = {
-    "corrector": (True, _ALL, True, None), "shuffled": (True, _ALL, True, None), "a2c2": (True, 1, True, 0.0),
-    "draft": (True, 0, False, 1.0), "index": (False, 0, True, 0.0),
+# By method: whether the network sees the observation of then and the whole chunk; and from which share of the examples
+# the chunk is withheld, if not the recipe's.
+USES: dict[str, tuple[bool, bool, float | None]] = {
+    "corrector": (True, True, None), "newest": (False, True, None), "a2c2": (False, False, 0.0),
+    "draft": (False, False, 1.0),
 }  # fmt: skip
 # Share of the changes that do not exceed the bound: the largest one is an outlier's.
-_WITHIN = 0.99
+_WITHIN, _SMALLEST = 0.99, 1e-4
 _WHOLE_RANGE = 2.0  # of normalised actions: no bound
 _VALIDATED = 4096  # maximum number of examples for validation
 
@@ -73,35 +72,33 @@ class Steps:
 
 
 class CorrectorModel(Observing):
-    """The networks f and g of :mod:`specact.systems.corrector`, on two common layers.
+    """The networks f and g of :mod:`specact.systems.corrector`, on two common layers; f begins at 0.
 
-    What the recipe's method does not use is multiplied by 0. f begins at 0, which is the uncorrected chunk.
+    What the recipe's method does not use is multiplied by 0: all have the same size.
     """
 
-    sees: Tensor
+    of_then: Tensor
     of_chunk: Tensor
-    of_index: Tensor
 
     def __init__(
         self, fields: Mapping[str, Field], statistics: Statistics, shape: tuple[int, int], recipe: CorrectorRecipe
     ) -> None:
-        super().__init__(fields, statistics)
-        observes, rows, of_index, _ = USES[recipe.method]
-        self.register_buffer("sees", torch.tensor(float(observes)))
-        self.register_buffer("of_chunk", (torch.arange(shape[0]) < rows).float()[:, None])
-        self.register_buffer("of_index", torch.tensor(float(of_index)))
-        observation = sum(math.prod(field.window_shape) for field in fields.values())
-        self.read = nn.Linear(observation + math.prod(shape) + 3, recipe.hidden)
+        super().__init__(twice(fields), statistics)
+        remembers, whole, _ = USES[recipe.method]
+        self.register_buffer("of_then", torch.tensor(float(remembers)))
+        self.register_buffer("of_chunk", torch.tensor([1.0, *[float(whole)] * shape[0]])[:, None])
+        observation = sum(math.prod(field.window_shape) for field in self.fields.values())
+        self.read = nn.Linear(observation + (1 + shape[0]) * shape[1] + 3, recipe.hidden)
         self.mix = nn.Linear(recipe.hidden, recipe.hidden)
         self.correct, self.draft = nn.Linear(recipe.hidden, shape[1]), nn.Linear(recipe.hidden, shape[1])
         nn.init.zeros_(self.correct.weight)
         nn.init.zeros_(self.correct.bias)
 
     def forward(self, observation: Mapping[str, Tensor], chunk: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """``u`` and ``g [B, A]``, for windows ``[B, *window_shape]``, actions left ``[B, H, A]``, index ``[B, 3]``."""
-        numbers = [self.sees * self.numbers(name, observation[name]).flatten(1) for name in self.fields]
-        left, index = (self.of_chunk * chunk).flatten(1), self.of_index * index
-        hidden = torch.relu(self.read(torch.cat([*numbers, left, index], 1)))
+        """``u`` and ``g [B, A]``, for :func:`~specact.systems.corrector.both` and what follows there ``[B, ...]``."""
+        halves = [self.numbers(name, observation[name]).chunk(2, 1) for name in self.fields]
+        numbers = [part.flatten(1) for then, now in halves for part in (self.of_then * then, now)]
+        hidden = torch.relu(self.read(torch.cat([*numbers, (self.of_chunk * chunk).flatten(1), index], 1)))
         hidden = hidden + torch.relu(self.mix(hidden))
         return torch.tanh(self.correct(hidden)), self.draft(hidden)
 
@@ -137,7 +134,15 @@ class CorrectorTraining(FromDemonstrations):
                 yield
             return
         recipe, count = self.recipe, self.recipe.episodes // SHARD
-        record = partial(record_stale, recipe.target, self.env, dict(self.seen.fields), recipe.seed, recipe.most_delay)
+        record = partial(
+            record_stale,
+            recipe.target,
+            self.env,
+            dict(self.seen.fields),
+            recipe.seed,
+            recipe.most_delay,
+            recipe.played_by,
+        )
         with Pool(self._jobs) as pool:
             files = record_rollouts(
                 record, self.out / "rollouts", range(count), pool.each, partial(progress, "rollouts")
@@ -165,12 +170,10 @@ class CorrectorTraining(FromDemonstrations):
         return [{"corrector": self.recipe.steps}]
 
     def stage(self, name: str) -> Stage:
-        recipe, train, bound = self.recipe, self.train, torch.from_numpy(self._bound())
+        recipe, fields = self.recipe, self.seen.fields
+        bound, weight = map(torch.from_numpy, self._limits())
         seed_weights(recipe.seed)
         model = self._model()
-        if recipe.method == "shuffled":  # observations of another step, most likely of another episode
-            other = stream(recipe.seed, Role.DATA).permutation(len(train))
-            train = replace(train, observation={name: seen[other] for name, seen in train.observation.items()})
 
         def errors(steps: Steps, step: int, size: int, module: nn.Module) -> dict[str, Tensor]:
             """Mean squared errors: with a chunk of the corrected and of its own action, without one of the drafted."""
@@ -178,20 +181,25 @@ class CorrectorTraining(FromDemonstrations):
             rows = rng.integers(len(steps), size=size)
             # A chunk is a step old when it is first corrected; an episode's first step has none.
             ages = rng.integers(1, np.clip(steps.since[rows] + 1, 2, max(2, steps.chunk.shape[1])))
-            given = torch.from_numpy((rng.random(size) >= self._without) & (steps.since[rows] > 0))
-            left, index = left_of(steps, rows, ages)
-            seen = {name: torch.from_numpy(values[rows]) for name, values in steps.observation.items()}
-            u, drafted = module(seen, given[:, None, None] * left, given[:, None] * index)
-            base, label = left[:, 0], torch.from_numpy(steps.label[rows])
+            with_chunk = (rng.random(size) >= self._without) & (steps.since[rows] > 0)
+            given, label = torch.from_numpy(with_chunk), torch.from_numpy(steps.label[rows])
+            then, now = (
+                {name: values[at] for name, values in steps.observation.items()}
+                for at in (rows - with_chunk * ages, rows)
+            )
+            seen = {name: torch.from_numpy(values) for name, values in both(then, now, fields).items()}
+            based, index = example_of(steps, rows, ages)
+            u, drafted = module(seen, given[:, None, None] * based, given[:, None] * index)
 
             def error(action: Tensor, of: Tensor) -> Tensor:
                 return (of * (action - label).square().mean(1)).sum() / of.sum().clamp(min=1)
 
-            corrected = error(base + bound * u, given)
-            return {"corrected": corrected, "aligned": error(base, given), "drafted": error(drafted, ~given)}
+            weighed, base = given * weight[ages], based[:, 0]
+            corrected = error(base + bound[ages] * u, weighed)
+            return {"corrected": corrected, "aligned": error(base, weighed), "drafted": error(drafted, ~given)}
 
         def update(step: int) -> Losses:
-            parts = errors(train, step, recipe.batch, model)
+            parts = errors(self.train, step, recipe.batch, model)
             return parts["corrected"] + parts["drafted"], parts
 
         def validate(module: nn.Module) -> Metrics:
@@ -204,26 +212,35 @@ class CorrectorTraining(FromDemonstrations):
         model.load_state_dict(self.weights("corrector"))
         folder = BundleFolder(self.out / "bundles" / recipe.bundle, CORRECTOR_PARTS)
         inputs: dict[str, Input | Mapping[str, Input]] = {
-            "observation": observed(model, None), "chunk": Input(("batch", chunks.chunk, chunks.actions)),
+            "observation": observed(model, None), "chunk": Input(("batch", 1 + chunks.chunk, chunks.actions)),
             "index": Input(("batch", 3)),
         }  # fmt: skip
         folder.export("corrector", Graph(deployed(model), inputs, ["correction", "draft"]))
         low, high = self.units.centre - self.units.scale, self.units.centre + self.units.scale
         spec = CorrectorSpec(
             self.target.fingerprint, chunks, self.seen, tuple(low.tolist()), tuple(high.tolist()),
-            tuple(self._bound().tolist()), corrects=self._without < 1.0, drafts=self._without > 0.0,
+            tuple(map(tuple, self._limits()[0].tolist())), corrects=self._without < 1.0, drafts=self._without > 0.0,
         )  # fmt: skip
         manifest = {"kind": "corrector", **self.manifest(recipe.bundle, self.env)}
         return [folder.finish(manifest | {"sources": {"target": stored_source(recipe.target)}}, spec)]
 
-    def _bound(self) -> Array:
-        """The change of the learned action within a step, which a correction may not exceed; A2C2 has no bound."""
-        steps = self.train
+    def _limits(self) -> tuple[Array, Array]:
+        """The bound ``[H, A]``, and how much an example counts, ``[H]``, by the age k of its chunk.
+
+        By what was learned: the change from ``c[k]`` to the action of now, its quantile and its mean square. A chunk
+        that is nearly new so stays as it is. A2C2 has no bound, and all count alike.
+        """
+        steps, (_, length, actions) = self.train, self.train.chunk.shape
         if self._demonstrated:
-            return np.full(steps.label.shape[1], _WHOLE_RANGE, np.float32)
-        changes = np.abs(np.diff(steps.label, axis=0))[steps.since[1:] > 0]
-        bound: Array = np.maximum(np.quantile(changes, _WITHIN, axis=0), 1e-3).astype(np.float32)
-        return bound
+            return np.full((length, actions), _WHOLE_RANGE, np.float32), np.ones(length, np.float32)
+        bound, spread = np.full((length, actions), _SMALLEST, np.float32), np.full(length, _SMALLEST, np.float32)
+        for age in range(1, length):
+            rows = np.flatnonzero(steps.since >= age)
+            if rows.size:
+                change = np.abs(steps.label[rows] - steps.chunk[rows - age, age])
+                bound[age] = np.maximum(np.quantile(change, _WITHIN, axis=0), _SMALLEST)
+                spread[age] = max(np.square(change).mean(), _SMALLEST)
+        return bound, spread[1:].mean() / spread if length > 1 else spread
 
     def _model(self) -> CorrectorModel:
         spec, fields = self.target.policy.spec, self.seen.fields
@@ -247,12 +264,12 @@ class CorrectorTraining(FromDemonstrations):
         return Steps(seen, since, normalise(answers), normalise(episodes.action))
 
 
-def left_of(steps: Steps, rows: NDArray[np.int64], ages: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """The chunks of so many steps before these rows, from the actions of now on, and the index: as on the device."""
-    length = steps.chunk.shape[1]
-    kept = np.minimum(ages[:, None] + np.arange(length), length - 1)
+def example_of(steps: Steps, rows: NDArray[np.int64], ages: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The chunks of so many steps before these rows, and their action for now, and the index: as on the device."""
+    chunks, length = steps.chunk[rows - ages], steps.chunk.shape[1]
     table = np.stack([index_of(age, length) for age in range(length)])
-    return torch.from_numpy(steps.chunk[(rows - ages)[:, None], kept]), torch.from_numpy(table[ages])
+    based = np.concatenate([chunks[np.arange(len(rows)), ages][:, None], chunks], 1)
+    return torch.from_numpy(based), torch.from_numpy(table[ages])
 
 
 def _demonstrations(recipe: CorrectorRecipe) -> Recipe:
