@@ -128,7 +128,8 @@ def training_cells() -> Iterator[Cell]:
 
 def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
     recipe, out = folder / "recipe.toml", folder / "run"
-    changes = f'method = "{dict(first="corrector", shuffled="corrector").get(of.method, of.method)}"\n'
+    method = "corrector" if of.method in ("first", "shuffled") else of.method
+    changes = f'method = "{method}"\n'
     changes += f"seed = {of.training}\n" + f'env = "{HIDDEN}"\nsees = ["ball"]\n' * of.hidden
     if of.method not in ("first", "a2c2"):
         changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'
@@ -162,14 +163,18 @@ class Chance(Staleness):
 GATES = {"staleness": "staleness", "random": f"{__name__}:Chance", "cadence": "periodic"}
 
 
-def gate_cells(trials: Callable[[Run, int, int], list[Any]], summary: Callable[[list[Episode]], Any]) -> Iterator[Cell]:
+Trials = Callable[[Run, int, int], list[Any]]
+Summary = Callable[[list[Episode]], dict[str, Any]]
+
+
+def gate_cells(trials: Trials, summary: Summary) -> Iterator[Cell]:
     """A cell for every gate and cadence: as many requests, and what they buy."""
     for steps in CADENCES:
         for name in GATES:
             yield Cell(f"gate/{name}/{steps}", partial(_gated, name, steps, trials, summary))
 
 
-def _gated(name: str, steps: int, trials: Any, summary: Any, folder: Path, run: Run) -> dict[str, Any]:
+def _gated(name: str, steps: int, trials: Trials, summary: Summary, folder: Path, run: Run) -> dict[str, Any]:
     """A gate whose threshold, on other episodes, asks as often as the cadence does, on the judged ones."""
     run.result(f"correctors/{GATED.bundle}")
 

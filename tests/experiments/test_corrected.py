@@ -21,7 +21,7 @@ from experiments.grid import Run
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A recipe that learns next to nothing."""
     small = tmp_path / "small.toml"
-    text = corrected.RECIPE.read_text().replace("episodes = 200", "episodes = 20").replace("steps = 6000", "steps = 5")
+    text = corrected.RECIPE.read_text().replace("episodes = 200", "episodes = 20").replace("steps = 2500", "steps = 5")
     small.write_text(text + "batch = 8\n")
     monkeypatch.setattr(corrected, "RECIPE", small)
 
@@ -41,14 +41,17 @@ def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path
     hidden = Corrected("", "corrector", hidden=True)
     draft = replace(hidden, method="draft")
     trial: Any = SimpleNamespace(delay=2, episode=0, seed=1, out=tmp_path)
-    cells = {f"correctors/{each.bundle}": each for each in (hidden, draft)}
+    first, shuffled = replace(hidden, method="first"), replace(hidden, method="shuffled")
+    cells = {f"correctors/{each.bundle}": each for each in (first, hidden, draft, shuffled)}
     for name, each in cells.items():
         made = corrected._train(each, tmp_path / name, Run(tmp_path))
-        assert len(made["bound"]) == 2
+        assert len(made["bound"]) == 16
     episode = hidden.run(trial)
     steps = round(episode.task_s * TASK.rate_hz)
     assert episode.chunks == -(-steps // corrected.EVERY) and draft.run(trial).chunks == 0
     assert hidden.run(trial).task_s == episode.task_s, "it is deterministic"
     recorded = [tmp_path / name / "run" / "rollouts" for name in cells]
-    files = [sorted(file.read_bytes() for file in folder.iterdir()) for folder in recorded]
-    assert files[0] == files[1], "the controls learn from the same rollouts"
+    files = [[file.read_bytes() for file in sorted(folder.iterdir())] for folder in recorded]
+    assert files[1] == files[2], "the controls learn from the same rollouts"
+    assert files[0][0] == files[1][0] and files[0][1] != files[1][1], "every other one is played by the first"
+    assert files[3][0] != files[1][0]

@@ -140,7 +140,7 @@ class Held:
 
 def test_a_corrector_whose_chunks_come_late(flow: FlowBundle, flow_server: ServerProcess) -> None:
     low, high = tuple(flow.units.low.tolist()), tuple(flow.units.high.tolist())
-    spec = CorrectorSpec(flow.fingerprint, flow.spec, flow.spec.observation, low, high, (0.1, 0.2))
+    spec = CorrectorSpec(flow.fingerprint, flow.spec, flow.spec.observation, low, high, ((0.1, 0.2),) * flow.spec.chunk)
     network: Any = SimpleNamespace(run=lambda window, rest, index: (window["state"][-1, :2] - rest[0], rest[1]))
     pair = CorrectorParts("corrected", network, spec, flow.policy).pair()
     local = walk(Held(LocalTarget(pair.target())).policy_of(pair), pair)

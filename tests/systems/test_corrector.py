@@ -21,11 +21,20 @@ from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.episode import Pairing, run_episode, run_pair
 from specact.lab.rollout.methods import load_method
-from specact.observation import Window
+from specact.observation import Field, Window
 from specact.pair import Answer, Pair, Pending
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
-from specact.systems.corrector import Correction, CorrectorParts, CorrectorSpec, Staleness, index_of, rest_of
+from specact.systems.corrector import (
+    Correction,
+    CorrectorParts,
+    CorrectorSpec,
+    Staleness,
+    both,
+    corrected,
+    index_of,
+    twice,
+)
 from specact.types import Chunk, Miss, OffloadTimes, Origin, Proposal
 
 RANGE = 1024.0  # a power of two: normalising is exact
@@ -38,16 +47,17 @@ class Stub:
 
     def __init__(self, correction: float = 0.0) -> None:
         self.correction = correction
-        self.shown: list[tuple[Chunk, Chunk]] = []
+        self.shown: list[tuple[list[float], Chunk, Chunk]] = []
 
-    def run(self, window: Window, rest: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
-        self.shown.append((rest, index))
+    def run(self, seen: Window, based: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
+        self.shown.append((seen["state"][:, 0].tolist(), based, index))
         return np.array([self.correction], np.float32), np.array([DRAFTED], np.float32)
 
 
 def pair_of(network: Any, bound: float = 0.25 / RANGE, policy: Prophet | None = None, **changes: Any) -> Pair[Chunk]:
     policy = policy or Prophet()
-    spec = CorrectorSpec("", policy.spec, policy.spec.observation, (-RANGE,), (RANGE,), (bound,), **changes)
+    bounds = ((bound,),) * CHUNK
+    spec = CorrectorSpec("", policy.spec, policy.spec.observation, (-RANGE,), (RANGE,), bounds, **changes)
     return CorrectorParts("tape", network, spec, lambda: policy).pair()
 
 
@@ -99,18 +109,36 @@ def test_a_chunk_that_is_played_from_its_beginning_is_something_else() -> None:
     assert executed("append", 2, 3) != commands(Stub(), 2, 3)
 
 
-def test_the_network_sees_what_is_left_of_the_chunk_and_its_age() -> None:
+def test_the_network_sees_the_chunk_its_age_and_what_was_seen_when_it_was_asked_for() -> None:
     network = Stub()
     commands(network, 2, 3)
-    nothing, first = network.shown[0], network.shown[2]
-    assert not nothing[0].any() and not nothing[1].any()
-    # The observation of step 0 was answered at step 2; the last action stands for those that are missing.
-    left = np.minimum(2 + np.arange(CHUNK), CHUNK - 1) * PERIOD_S / RANGE
-    np.testing.assert_allclose(first[0][:, 0], left, rtol=1e-6)
-    np.testing.assert_array_equal(first[1], index_of(2, CHUNK))
+    nothing, (seen, based, index) = network.shown[0], network.shown[3]
+    assert not nothing[1].any() and not nothing[2].any()
+    # The observation of step 0 was answered at step 2.
+    np.testing.assert_allclose(seen, [0.0, 3 * PERIOD_S], atol=1e-6)
+    np.testing.assert_allclose(based[:, 0], np.array([3, *range(CHUNK)]) * PERIOD_S / RANGE, rtol=1e-6)
+    np.testing.assert_array_equal(index, index_of(3, CHUNK))
     np.testing.assert_allclose(index_of(2, CHUNK), [1.0, 1.0, 0.0], atol=1e-6)
-    chunk = np.arange(6.0, dtype=np.float32)[:, None]
-    assert rest_of(chunk, 4)[:, 0].tolist() == [4.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+
+
+def test_a_window_of_then_and_one_of_now_become_one_with_and_without_a_history() -> None:
+    fields = {"state": Field((2,), history=2), "goal": Field((3,), history=0)}
+    then = {"state": np.zeros((5, 2, 2)), "goal": np.zeros((5, 3))}
+    now = {name: values + 1.0 for name, values in then.items()}
+    seen = both(then, now, fields)
+    assert {name: values.shape[1:] for name, values in seen.items()} == {
+        name: field.window_shape for name, field in twice(fields).items()
+    }
+    assert seen["state"][0, :, 0].tolist() == [0.0, 0.0, 1.0, 1.0] and seen["goal"][0, :, 0].tolist() == [0.0, 1.0]
+
+
+def test_a_correction_may_be_larger_the_older_the_chunk_is() -> None:
+    policy, ages = Prophet(), np.arange(CHUNK)
+    bounds = tuple((float(age),) for age in ages + 1)
+    spec = CorrectorSpec("", policy.spec, policy.spec.observation, (-1.0,), (1.0,), bounds)
+    seen, chunk = {"state": np.zeros((1, 1), np.float32)}, np.zeros((CHUNK, 1), np.float32)
+    actions = [corrected(Stub(9.0).run, spec, chunk, age, seen, seen)[0][0] for age in ages.tolist()]
+    assert actions == (ages + 1).tolist()
 
 
 # --- start, outage, and what cannot be executed ---
@@ -217,9 +245,9 @@ def test_it_asks_where_the_correction_has_grown_or_the_chunk_is_old_or_missing()
 class Growing(Stub):
     """Corrects more and more in the second half of the run, as if the world began to move."""
 
-    def run(self, window: Window, rest: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
-        self.correction = float(window["state"][-1, 0] > STEPS * PERIOD_S / 2)
-        return super().run(window, rest, index)
+    def run(self, seen: Window, based: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
+        self.correction = float(seen["state"][-1, 0] > STEPS * PERIOD_S / 2)
+        return super().run(seen, based, index)
 
 
 def asked(gate: Gate) -> list[int]:
@@ -262,10 +290,12 @@ def test_other_pairs_have_no_staleness() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"bound": (0.1, 0.2)}, {"bound": (0.0,)}, {"corrects": False, "drafts": False}, {"low": ()}]
-)
+    "changes",
+    [{"bound": ((0.1, 0.2),) * CHUNK}, {"bound": ((0.0,),) * CHUNK}, {"bound": ((0.1,),)}, {"low": ()},
+     {"corrects": False, "drafts": False}],
+)  # fmt: skip
 def test_what_does_not_fit_an_action_is_refused(changes: dict[str, Any]) -> None:
     spec = Prophet().spec
-    given = {"low": (-1.0,), "high": (1.0,), "bound": (0.1,)} | changes
+    given = {"low": (-1.0,), "high": (1.0,), "bound": ((0.1,),) * CHUNK} | changes
     with pytest.raises(ConfigError):
         CorrectorSpec("", spec, spec.observation, **given)

@@ -12,9 +12,9 @@ mind within k steps, in the rollouts that were learned from: it holds whatever t
 
 A2C2 learns demonstrated actions on demonstrations, sees o_t and c[k] alone, has no bound, and waits for the first
 chunk. Ours learns what the target says *now*, in states that stale chunks lead to; f and g are one network, from which
-the chunk was withheld in a share of the examples. o_s costs nothing: with c it tells where the target wanted to go, also
-where the device cannot see that, and what has come otherwise since. The gate is ours. The controls are trained alike:
-the draft g alone, and an f of the ``newest`` observation, without o_s.
+the chunk was withheld in a share of the examples. o_s costs nothing: with c it tells where the target wanted to go,
+also where the device cannot see that, and what has come otherwise since. The gate is ours. The controls are trained
+alike: the draft g alone, and an f of the ``newest`` observation, without o_s.
 """
 
 from __future__ import annotations
