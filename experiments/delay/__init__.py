@@ -15,7 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from experiments.delay.corrected import CORRECTED, DELAYS, EVERY, GATED_AT, PACE, Corrected, gate_cells, training_cells
+from experiments.delay.corrected import (
+    BASE,
+    CADENCES,
+    CALIBRATED,
+    CORRECTED,
+    DELAYS,
+    EVERY,
+    GATED_AT,
+    GATES,
+    PACE,
+    Corrected,
+    cost,
+    gate_cells,
+    training_cells,
+)
 from experiments.figures import draw_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
@@ -29,7 +43,7 @@ from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
 TASK, EPISODES, STEPS = "ball-chase", 100, 5
-BASE, TRAINED = "ball-chase-flow", "ball-chase-rtc"
+TRAINED = "ball-chase-rtc"
 RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
 # Of every episode.
 MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
@@ -98,6 +112,7 @@ def plan(run: Run) -> Iterator[Cell]:
         for delay in method.delays:
             yield Cell(f"success/{name}/{delay}", partial(measure, name, delay))
     yield from gate_cells(gated_trials, summary_of)
+    yield Cell("cost", cost)
 
 
 def gated_trials(run: Run, seed: int, count: int) -> list[Trial]:
@@ -148,37 +163,52 @@ def _world() -> MovingWorld:
 
 
 def report(results: Results) -> Report:
-    """Every method that is measured at every delay, its difference from aligned execution, and success over delay."""
-    found: dict[str, dict[str, Any]] = results["success"]
-    measured = [method for method in METHODS if all(str(delay) in found.get(method, {}) for delay in DELAYS)]
+    """Every method at every delay, its difference from its rivals, success over delay, and what the gates buy."""
+    found = {name: {int(delay): row for delay, row in rows.items()} for name, rows in results["success"].items()}
+    cells = [(method, delay, found[method][delay]) for method in METHODS for delay in sorted(found.get(method, {}))]
     rows = [
         {"method": method, "delay": delay, **{key: row[key] for key in ("success", *MEASURES, "requests_hz")}}
-        for method in measured for delay, row in ((delay, found[method][str(delay)]) for delay in DELAYS)
+        for method, delay, row in cells
     ]  # fmt: skip
-    won = {m: {d: np.array([*map(float, found[m][str(d)]["won"])]) for d in DELAYS} for m in measured}
-    tests = [
-        {
-            "on": f"{TASK}, d = {delay}", "measure": "success", "first": first, "second": second,
-            **asdict(contrast(won[first][delay], won[second][delay])),
-        }
-        for delay in DELAYS[1:] for first, second in RIVALS
-        if {first, second} <= set(measured) and len(won[first][delay]) == len(won[second][delay])
+    gates = [
+        {"gate": name, "every": steps, **results["gate"][name][str(steps)]}
+        for steps in CADENCES for name in GATES if str(steps) in results.get("gate", {}).get(name, {})
     ]  # fmt: skip
-    family = one_family(tests)
+    won = {(method, f"{TASK}, d = {delay}"): row["won"] for method, delay, row in cells}
+    won |= {(row["gate"], _gated_on(row["every"])): row["won"] for row in gates}
+    contrasts = [(f"{TASK}, d = {delay}", *pair) for delay in DELAYS[1:] for pair in RIVALS]
+    contrasts += [(_gated_on(steps), "staleness", rival) for steps in CADENCES for rival in ("cadence", "random")]
+    family = one_family(
+        {"on": on, "measure": "success", "first": first, "second": second, **asdict(contrast(
+            *(np.array([*map(float, won[method, on])]) for method in (first, second))))}
+        for on, first, second in contrasts if (first, on) in won and (second, on) in won
+    )  # fmt: skip
     table = Table(
-        "success", f"{len(won['aligned'][0])} paired episodes of {TASK} at pace {PACE:g}; d: control steps of 50 ms "
+        "success", f"{EPISODES} paired episodes of {TASK} at pace {PACE:g}; d: control steps of 50 ms "
         "until a chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions.",
         "method | d | success | score | largest step at a seam | jerk at seams | jerk of the ball | requests [1/s]",
         "`{method}` | {delay} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
         "| {jerk[mean]:.0f} | {requests_hz:.1f}", rows,
     )  # fmt: skip
-    facts: dict[str, Any] = {f"{row['method']}_{row['delay']}": row for row in rows}
+    gate = Table(
+        "gates", f"`corrected_hidden` at d = {GATED_AT}, asking as often as every so many steps would. The thresholds "
+        f"are of {CALIBRATED} other episodes.",
+        "gate | every | success | score | jerk of the ball | requests [1/s]",
+        "`{gate}` | {every} | {success:ci2} | {score:ci2} | {jerk[mean]:.0f} | {requests_hz:.1f}", gates,
+    )  # fmt: skip
+    facts: dict[str, Any] = {f"{row['method']}_{row['delay']}": row for row in rows} | {"cost": results.get("cost")}
+    facts |= {f"{row['gate']}_{row['every']}": row for row in gates}
     facts |= {f"{test['first']}_{test['second']}_{test['on'].rpartition(' ')[2]}": test for test in family}
-    shown = [method for method in SHOWN if method in measured]
+    shown = [method for method in SHOWN if method in found]
     series = {m: points_of({row["delay"]: row["success"] for row in rows if row["method"] == m}) for m in shown}
     draw = partial(draw_series, series, "delay d [control steps]", "success")
+    tables = [table, *[gate] * bool(gates), contrast_table(family), glossary(METHODS)]
     picture = Picture("delay-success.svg", draw)
-    return Report([table, contrast_table(family), glossary(METHODS)], facts, [picture], also={TABLE: advised(rows)})
+    return Report(tables, facts, [picture], also={TABLE: advised(rows)})
+
+
+def _gated_on(steps: int) -> str:
+    return f"{TASK}, requests of every {steps}"
 
 
 def advised(rows: list[dict[str, Any]]) -> str:

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from experiments.grid import ROOT, Cell, Run, specact
+from experiments.measure import interleaved, relative_costs
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest
 from specact.gates.settings import GateSettings
 from specact.lab.envs.ball import CHASE, BallEnv
 from specact.lab.envs.robot import MovingWorld
@@ -29,11 +32,11 @@ from specact.lab.rollout.steps import OBSERVATION
 from specact.links.model import SteadyLink
 from specact.load import load_pair
 from specact.pair import Pair
-from specact.systems.corrector import Staleness
+from specact.systems.corrector import CorrectorParts, Staleness, corrected
 from specact.types import Proposal
 
 RECIPE = ROOT / "recipes" / "corrector-ball-chase.toml"
-PACE, EVERY = 0.1, 4
+BASE, PACE, EVERY = "ball-chase-flow", 0.1, 4
 # Control steps; the controls are measured where the methods part.
 DELAYS, PARTED = (0, 1, 2, 4, 6, 8), (4, 6)
 JUDGED, CALIBRATED = 100, 10  # episodes
@@ -191,6 +194,25 @@ def _gated(name: str, steps: int, trials: Trials, summary: Summary, folder: Path
             often = played(gate, run.seed + 1, few)["requests_hz"] > wanted
             low, high = (gate.threshold, high) if often else (low, gate.threshold)
     return {"threshold": gate.threshold, **played(gate, run.seed, run.few(JUDGED))}
+
+
+def cost(folder: Path, run: Run) -> dict[str, Any]:
+    """Time of a correction and of a chunk, and the parameters of their networks."""
+    parts: CorrectorParts = load_pair(GATED.folder(run.out)).parts
+    spec, asks, target = parts.spec, parts.spec.chunks, parts.target
+    seen, window = spec.observation.zeros().arrays, asks.observation.zeros()
+    chunk, rng = np.zeros((asks.chunk, asks.actions), np.float32), np.random.default_rng(0)
+    kinds: dict[str, Callable[[int], object]] = {
+        "corrector": lambda age: corrected(parts.network.run, spec, chunk, age, seen, seen),
+        "target": lambda age: target.infer(window, rng),
+    }
+    seconds = interleaved(kinds, [number % asks.chunk for number in range(run.few(400))], rng)
+    bundles = {"corrector": GATED.folder(run.out), "target": find_bundle(BASE)}
+    sizes = {name: read_manifest(folder).parameters for name, folder in bundles.items()}
+    return {
+        **relative_costs(seconds, seconds["target"]),
+        "parameters": {name: sum(parts.values()) for name, parts in sizes.items()},
+    }
 
 
 @cache
