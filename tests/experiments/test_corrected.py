@@ -28,7 +28,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_every_method_has_its_bundle_and_the_goal_is_hidden_from_the_device_alone() -> None:
     names = [cell.name for cell in training_cells()]
-    assert len(names) == len(set(names)) and {f"correctors/{each.bundle}" for each in CORRECTED.values()} == set(names)
+    assert len(names) == len(set(names)) and {f"correctors/{each.bundle}" for each in CORRECTED.values()} <= set(names)
     env = TASK.make(render_mode=None, pace=0.1)
     seen, _ = env.reset(seed=1)
     np.testing.assert_array_equal(seen["ball"], seen["state"][:8])
