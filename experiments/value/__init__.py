@@ -1,0 +1,196 @@
+"""Where does asking pay? A value oracle that branches the simulator, and what a gate could gain at most.
+
+The base gate asks at random, at the rate. Before a sampled inference the robot is copied, simulator and policy: half of
+the copies ask there, the others skip, and all go on under the base gate. The value of asking is the difference in
+success. Copy k of both kinds has the same random streams; the draft's proposal is the same in all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.grid import Cell, Run
+from experiments.value import tables
+from specact import Pair, SpeculativePolicy, load_pair
+from specact.gates import Gate, Random
+from specact.gates.settings import gate_settings
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.families import FamilyRollout, rollout_of
+from specact.lab.rollout.methods import HYBRID
+from specact.lab.rollout.rollout import Robot, control_step, episode_seed
+from specact.lab.rollout.timed import Prepared
+from specact.pair import LocalTarget, Pending, Verifier
+from specact.rng import Role, StepAddress, stream
+from specact.types import Decision, Outcome, Proposal, StepRecord
+
+report = tables.report
+RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
+# Episodes per rate, and states branched in each, on average.
+SIZES = {"ball": (40, 10), "swarm": (40, 10)}
+SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
+FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """The oracle, per pair and rate."""
+    for name in SIZES:
+        for rate in RATES:
+            yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
+
+
+class BaseGate(Random):
+    """Asks at random; other gates score along, and ``order`` decides the next inference instead."""
+
+    def __init__(self, rate: float, others: Mapping[str, Gate] | None = None) -> None:
+        super().__init__(rate)
+        self.others, self.order = dict(others or {}), None
+        self.scores: dict[str, float] = {}
+        self.seen: NDArray[np.float64] = np.zeros(0)
+
+    order: bool | None
+
+    def reset(self) -> None:
+        super().reset()
+        for gate in self.others.values():
+            gate.reset()
+
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        for gate in self.others.values():
+            gate.on_action(drafted, executed)
+
+    def on_inference(self, record: StepRecord) -> None:
+        for gate in self.others.values():
+            gate.on_inference(record)
+
+    def on_verified(self, record: StepRecord) -> None:
+        for gate in self.others.values():
+            gate.on_verified(record)
+
+    def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
+        decision, order, self.order = super().decide(proposal, rng), self.order, None
+        if self.others:
+            self.scores = {name: gate.score(proposal, rng) for name, gate in self.others.items()}
+            drafted = proposal.evidence
+            seen = [*proposal.window.arrays.values(), drafted.draft.probs, proposal.actions]
+            self.seen = np.concatenate([np.ravel(values) for values in seen]).astype(float)
+        return decision if order is None else replace(decision, transmit=order)
+
+
+@dataclass
+class Reseeded:
+    """Another verifier, with the random streams of its own ``seed`` where it has one."""
+
+    verifier: Verifier
+    seed: int | None = None
+
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        """The other's."""
+        return self.verifier.submit(proposal, address if self.seed is None else address._replace(seed=self.seed))
+
+
+@dataclass(frozen=True)
+class Branchable(Robot):
+    """A robot of which copies can be made; they share ``shared``, which no episode changes."""
+
+    gate: BaseGate = field(kw_only=True)
+    verifier: Reseeded = field(kw_only=True)
+    shared: Sequence[Any] = field(kw_only=True)
+
+    def copy(self) -> Branchable:
+        """As it is now: simulator, windows, player, gate, and the next address; without the scores of other gates."""
+        others, self.gate.others = self.gate.others, {}
+        copied = copy.deepcopy(self, {id(part): part for part in (self.shared, *self.shared)})
+        self.gate.others = others
+        return copied
+
+    def branch(self, ask: bool, seed: int) -> Branchable:
+        """A copy that asks, or skips, at the next inference."""
+        branch = self.copy()
+        branch.gate.order, branch.verifier.seed = ask, seed
+        return branch
+
+
+def begin(family: FamilyRollout, world: Any, gate: BaseGate, prepared: Any, seed: int, episode: int) -> Branchable:
+    """A robot whose world is at the start of an episode."""
+    pair, (draft, target) = family.pair, prepared
+    verifier = Reseeded(family.verifier(LocalTarget(target)))
+    policy = SpeculativePolicy(pair, gate, drafter=family.drafter(draft), verifier=verifier, seed=seed)
+    policy.reset(episode)
+    env = getattr(world, "env", None)
+    shared = [pair, pair.parts, *vars(pair.parts).values(), pair.units, pair.observation, getattr(world, "task", None)]
+    shared += [value for name in ("model", "_renderer") if (value := getattr(env, name, None)) is not None]
+    return Branchable(policy, world, prepared, gate=gate, verifier=verifier, shared=shared)
+
+
+def differences(robots: Sequence[Branchable], family: FamilyRollout, continuations: int) -> NDArray[np.float64]:
+    """Success after asking minus success after skipping, ``[robots, continuations]``, of the next inferences."""
+    seeds = range(FIRST_SEED, FIRST_SEED + continuations)
+    branches = [robot.branch(ask, seed) for robot in robots for seed in seeds for ask in (True, False)]
+    for first in range(0, len(branches), TOGETHER):
+        part = branches[first : first + TOGETHER]
+        control_step(part, family)
+        for branch in part:
+            assert branch.verifier.seed is not None
+            branch.policy.address = branch.policy.address._replace(seed=branch.verifier.seed)
+        to_end(part, family)
+    success = np.array([float(branch.world.success) for branch in branches])  # type: ignore[attr-defined]
+    found = success.reshape(len(robots), continuations, 2)
+    return found[..., 0] - found[..., 1]
+
+
+def to_end(robots: Sequence[Branchable], family: FamilyRollout) -> None:
+    """Runs episodes to their end, in lock step."""
+    robots = [robot for robot in robots if not robot.world.done]
+    while robots:
+        control_step(robots, family)
+        robots = [robot for robot in robots if not robot.world.done]
+
+
+def robots_of(pair: Pair[Any], rate: float, seed: int, episodes: Sequence[int], family: FamilyRollout) -> list[Any]:
+    """Robots at the starts of episodes, under the base gate, with every other score."""
+    task, robots = load_task(pair.env), []
+    for episode in episodes:
+        prepared = (Prepared[Any](), Prepared[Any]())
+        others = {name: gate_settings(gate, pair).build(pair, prepared[1]) for name, gate in SCORES.items()}
+        world = SimulatedRobot(task)
+        world.start(episode_seed(seed, episode, task))
+        robots.append(begin(family, world, BaseGate(rate, others), prepared, seed, episode))
+    return robots
+
+
+def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
+    """Branches sampled inferences of gated episodes; the rows are kept in the folder."""
+    pair = load_pair(name)
+    family, (episodes, states) = rollout_of(pair, HYBRID), SIZES[name]
+    robots = robots_of(pair, rate, run.seed, range(run.few(episodes)), family)
+    rng, live, inferences = stream(run.seed, Role.DATA), robots, 0
+    share = states * pair.execute / load_task(pair.env).max_steps
+    rows: list[tuple[Any, ...]] = []
+    while live:
+        wanting = [robot for robot in live if robot.policy.wants_inference]
+        inferences += len(wanting)
+        sampled = [robot for robot in wanting if rng.random() < share]
+        found = differences(sampled, family, CONTINUATIONS) if sampled else []
+        control_step(live, family)
+        rows += [
+            (robot.policy.address.episode, [robot.gate.scores[score] for score in SCORES], robot.gate.seen, values)
+            for robot, values in zip(sampled, found, strict=True)
+        ]
+        live = [robot for robot in live if not robot.world.done]
+        run.update("oracle", len(robots) - len(live), len(robots))
+    episode, scores, seen, values = (np.array(column) for column in zip(*rows, strict=True))
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "rows.npz", episode=episode, scores=scores, seen=seen, values=values)
+    successes = [robot.world.success for robot in robots]
+    return {"rate": rate, "success": int(sum(successes)), "episodes": len(robots), "inferences": inferences} | (
+        tables.summary(episode, dict(zip(SCORES, scores.T, strict=True)), seen, values, rate, inferences / len(robots))
+    )

@@ -1,0 +1,143 @@
+"""What a gate could gain at most, and what the scores that there are would gain, from branched states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from experiments.figures import Point, draw_series
+from experiments.report import Picture, Report, Table
+from specact.lab.rollout.statistics import wilson
+
+Floats = NDArray[np.float64]
+ORACLE, HEAD, SHUFFLED = "value oracle", "value head", "shuffled oracle"
+DEAD, SAMPLES = 0.05, 1000
+
+
+def gain(score: Floats, value: Floats, rate: float, inferences: float) -> float:
+    """``N mean((g - rate) v)``: success over random of a gate g that asks where the score is largest, to first order.
+
+    The performance difference lemma with the states and the continuations of the base gate. ``score`` and ``value`` are
+    of the sampled states, ``[S]``; ties are broken by their order; ``inferences`` is N, of an episode.
+    """
+    asks = np.zeros(len(score))
+    whole, rest = divmod(rate * len(score), 1.0)
+    order = np.argsort(-np.nan_to_num(score, nan=np.inf), kind="stable")
+    asks[order[: int(whole)]] = 1.0
+    if rest:
+        asks[order[int(whole)]] = rest
+    return float(inferences * np.mean((asks - rate) * value))
+
+
+def split_gain(first: Floats, values: Floats, rate: float, inferences: float) -> float:
+    """The gain of the oracle: it chooses on one half of the continuations and is valued on the other, both ways.
+
+    ``first`` and ``values`` are differences ``[S, K]``, of which the first choose.
+    """
+    halves = first[:, ::2].mean(1), first[:, 1::2].mean(1)
+    return 0.5 * sum(gain(halves[half], values[:, 1 - half :: 2].mean(1), rate, inferences) for half in (0, 1))
+
+
+def bound(values: Floats, rate: float, inferences: float) -> float:
+    """``N sqrt(rate (1 - rate) Var v)``, at least the first-order gain of any gate (Cauchy and Schwarz).
+
+    Var v is estimated without the noise of the continuations ``[S, K]``: what their means vary less what it explains.
+    """
+    noise = values.var(axis=1, ddof=1).mean() / values.shape[1]
+    return float(inferences * np.sqrt(rate * (1.0 - rate) * max(0.0, values.mean(1).var(ddof=1) - noise)))
+
+
+def head_scores(seen: Floats, values: Floats, episodes: NDArray[np.int64]) -> Floats:
+    """The value that a network of random features predicts from what a device sees, fitted on the other episodes."""
+    rng = np.random.default_rng(0)
+    scaled = (seen - seen.mean(0)) / (seen.std(0) + 1e-6)
+    layer = rng.standard_normal((scaled.shape[1], 100)) / np.sqrt(scaled.shape[1])
+    features = np.concatenate([np.ones((len(seen), 1)), scaled, np.maximum(scaled @ layer, 0.0)], axis=1)
+    scores, fold = np.zeros(len(seen)), episodes % 5
+    for held in range(5):
+        x, y = features[fold != held], values[fold != held].mean(1)
+        weights = np.linalg.solve(x.T @ x + 0.1 * len(x) * np.eye(x.shape[1]), x.T @ y)
+        scores[fold == held] = features[fold == held] @ weights
+    return scores
+
+
+def summary(
+    episodes: NDArray[np.int64], scores: Mapping[str, Floats], seen: Floats, values: Floats, rate: float,
+    inferences: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Gains by score, the bound, and the mean value, each with a 95 % bootstrap interval over episodes."""
+    shuffled = values[np.random.default_rng(1).permutation(len(values))]
+    mean, every = values.mean(1), dict(scores) | {HEAD: head_scores(seen, values, episodes)}
+    gains: dict[str, Callable[[NDArray[np.int64]], float]] = {
+        name: lambda at, score=score: gain(score[at], mean[at], rate, inferences)  # type: ignore[misc]
+        for name, score in every.items()
+    }
+    gains[ORACLE] = lambda at: split_gain(values[at], values[at], rate, inferences)
+    gains[SHUFFLED] = lambda at: split_gain(shuffled[at], values[at], rate, inferences)
+    gains["bound"] = lambda at: bound(values[at], rate, inferences)
+    gains["value"] = lambda at: float(mean[at].mean())
+    rows = [np.flatnonzero(episodes == number) for number in np.unique(episodes)]
+    rng = np.random.default_rng(0)
+    drawn = [np.concatenate([rows[at] for at in rng.integers(len(rows), size=len(rows))]) for _ in range(SAMPLES)]
+    result: dict[str, Any] = {"states": len(values)}
+    for name, of in gains.items():
+        low, high = np.quantile([of(sample) for sample in drawn], [0.025, 0.975])
+        result[name] = {"mean": of(np.arange(len(values))), "low": float(low), "high": float(high)}
+    return result
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """Headroom, gains and the picture."""
+    cells = [(name, row) for name, rates in results["oracle"].items() for row in rates.values()]
+    cells.sort(key=lambda cell: (cell[0], cell[1]["rate"]))
+    rows = [{"pair": name, **row, "random": vars(wilson(row["success"], row["episodes"]))} for name, row in cells]
+    for row in rows:
+        row["left"] = {
+            "mean": 1 - row["random"]["mean"], "low": 1 - row["random"]["high"], "high": 1 - row["random"]["low"]
+        }  # fmt: skip
+        row["ceiling"] = min(row["left"]["high"], row["bound"]["high"])
+        row["verdict"] = "dead" if row["ceiling"] < DEAD else "open"
+    headroom = Table(
+        "headroom",
+        "A row per pair and rate: success of random over its episodes; what is left to 1; the bound on the first-order "
+        "gain of any gate; the oracle's, chosen and valued on different continuations; 95 % intervals over episodes.",
+        "pair | rate | states | random | left | bound | value oracle | shuffled | upper end | gating",
+        "{pair} | {rate} | {states} | {random:ci2} | {left:ci2} | {bound:ci2} | {value oracle:+ci2} | "
+        "{shuffled oracle:+ci2} | {ceiling:.2f} | {verdict}",
+        rows,
+    )
+    gains = Table(
+        "gains",
+        "First-order gain over random of asking where a score is largest, on the states of `headroom`, with 95 % "
+        "intervals over episodes; no test. The head is fitted on other episodes.",
+        "pair | rate | deviation | uncertainty | learned | rejection oracle | value head",
+        "{pair} | {rate} | {deviation:+ci2} | {uncertainty:+ci2} | {learned:+ci2} | {rejection:+ci2} | "
+        "{value head:+ci2}",
+        rows,
+    )
+    shown = ("deviation", "learned", "rejection", HEAD, ORACLE)
+
+    def draw() -> Figure:
+        of = [row for row in rows if row["pair"] == rows[0]["pair"]]
+        series = {
+            name: [Point(row["rate"], row[name]["mean"], row[name]["low"], row[name]["high"]) for row in of]
+            for name in shown
+        }
+        return draw_series(series, "share of inferences that ask", "gain over random in success")
+
+    above = [row for row in rows if row[HEAD]["low"] > 0]
+    facts = {
+        "cells": len(rows), "dead": sum(row["verdict"] == "dead" for row in rows), "threshold": DEAD,
+        "above_head": len(above), "above_oracle": sum(row[ORACLE]["low"] > 0 for row in rows),
+        "below": sum(row["rejection"]["high"] < 0 for row in rows),
+        **{f"above_{name}": sum(row[name]["low"] > 0 for row in rows) for name in shown[:3]},
+        "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
+        "best": max(rows, key=lambda row: row[ORACLE]["mean"])[ORACLE],
+        "largest": max(row["bound"]["high"] for row in rows),
+        "shuffled": sum(not row[SHUFFLED]["low"] <= 0 <= row[SHUFFLED]["high"] for row in rows),
+    }  # fmt: skip
+    return Report([headroom, gains], facts, [Picture("value.svg", draw)])

@@ -1,0 +1,131 @@
+"""The value oracle: copies are exact, branches share streams, known values are recovered, chance gains nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from experiments.value import BaseGate, Branchable, begin, differences, robots_of, to_end
+from experiments.value.tables import bound, gain, split_gain
+
+from specact.lab.rollout.families import FamilyRollout, rollout_of
+from specact.lab.rollout.methods import HYBRID
+from specact.lab.rollout.rollout import control_step
+from specact.lab.rollout.timed import Prepared
+from specact.load import load_pair
+from specact.rng import Role, stream
+from specact.types import StepRecord
+
+CHUNKS, VALUES = 4, (0.0, 0.5, -0.3, 0.0)
+
+
+@pytest.fixture(scope="module")
+def family() -> FamilyRollout:
+    return rollout_of(load_pair("ball"), HYBRID)
+
+
+@dataclass
+class Known:
+    """An episode that succeeds with probability 0.4, plus the value of every inference that asked."""
+
+    gate: BaseGate
+    execute: int
+    seen: Any
+    policy: Any = None
+    steps: int = 0
+    chance: float = 0.4
+    success: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.steps >= CHUNKS * self.execute
+
+    def observe(self) -> Any:
+        return self.seen
+
+    def act(self, action: Any) -> None:
+        inference, first = divmod(self.steps, self.execute)
+        if not first and self.gate.asked:  # type: ignore[attr-defined]
+            self.chance += VALUES[inference]
+        self.steps += 1
+        seed, robot, episode, _ = self.policy.address
+        self.success = float(stream(seed, Role.ENVIRONMENT, robot=robot, episode=episode).random()) < self.chance
+
+
+class Noted(BaseGate):
+    """The base gate, which notes what it decided last."""
+
+    asked = False
+
+    def on_inference(self, record: StepRecord) -> None:
+        self.asked = record.decision.transmit
+
+
+def known(family: FamilyRollout, episode: int) -> Branchable:
+    observation = {"state": np.zeros(8, np.float32), "goal": np.zeros(2, np.float32)}
+    gate = Noted(0.0)
+    world = Known(gate, family.pair.execute, observation)
+    robot = begin(family, world, gate, (Prepared[Any](), Prepared[Any]()), 0, episode)
+    world.policy = robot.policy
+    return robot
+
+
+@pytest.mark.parametrize("inference", [0, 1, 2])
+def test_known_values_are_recovered(family: FamilyRollout, inference: int) -> None:
+    robots = [known(family, episode) for episode in range(50)]
+    for _ in range(inference * family.pair.execute):
+        control_step(robots, family)
+    found = differences(robots, family, 4)
+    # The error is at most 0.5 / sqrt(200); beyond five of them is one run in a million, and seeds are fixed.
+    assert abs(found.mean() - VALUES[inference]) < 5 * 0.5 / np.sqrt(found.size)
+    # With common random numbers asking never turns a draw against its own value.
+    assert (found * np.sign(VALUES[inference]) >= 0).all()
+    if not VALUES[inference]:
+        assert not found.any(), "both branches have the same streams"
+
+
+def test_independent_streams_would_add_variance(family: FamilyRollout) -> None:
+    robots = [known(family, episode) for episode in range(50)]
+    ends = {}
+    for seed in (1, 2):
+        branches = [robot.branch(False, seed) for robot in robots]
+        control_step(branches, family)
+        for branch in branches:
+            branch.policy.address = branch.policy.address._replace(seed=seed)
+        to_end(branches, family)
+        ends[seed] = np.array([float(branch.world.success) for branch in branches])  # type: ignore[attr-defined]
+    assert (ends[1] - ends[2]).any(), "the same decision, other streams: a difference without value"
+
+
+def test_a_copy_continues_bit_for_bit(family: FamilyRollout) -> None:
+    (robot,) = robots_of(family.pair, 0.4, 0, [3], family)
+    for _ in range(12):
+        control_step([robot], family)
+    copied, left = robot.copy(), robot.copy()
+    ends = []
+    for continued in (robot, copied):
+        actions = []
+        while not continued.world.done:
+            control_step([continued], family)
+            actions.append((continued.world.env.data.qpos.copy(), continued.policy.record.decision))
+        ends.append((actions, continued.world.success, continued.policy.address))
+    for (state, decision), (state_again, decision_again) in zip(ends[0][0], ends[1][0], strict=True):
+        assert (state == state_again).all() and decision == decision_again
+    assert ends[0][1:] == ends[1][1:] and left.world.steps == 12, "copies do not share what an episode changes"
+
+
+def test_only_a_choice_by_value_gains() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.choice([0.0, 0.5], size=4000, p=[0.8, 0.2])
+    values = (rng.random((4000, 8)) < true[:, None]).astype(float)
+    best = 10 * 0.8 * 0.2 * 0.5  # a gate at 0.2 that knows them
+    assert gain(true, true, 0.2, 10) == pytest.approx(best, rel=0.05)
+    assert 0.9 * best < split_gain(values, values, 0.2, 10) <= 1.1 * best
+    shuffled = [split_gain(rng.permutation(values), values, 0.2, 10) for _ in range(20)]
+    assert abs(np.mean(shuffled)) < 0.05 * best and best <= 1.05 * bound(values, 0.2, 10)
+    # Chosen and valued on the same continuations noise alone would seem to gain.
+    noise = rng.choice([-1.0, 0.0, 1.0], size=(4000, 8))
+    naive = gain(noise.mean(1), noise.mean(1), 0.2, 10)
+    assert naive > 0.3 and abs(split_gain(noise, noise, 0.2, 10)) < 0.15 and bound(noise, 0.2, 10) < 0.5
