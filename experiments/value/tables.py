@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import Point, draw_series
+from experiments.figures import Point, add_series
 from experiments.report import Picture, Report, Table
 from specact.lab.rollout.statistics import wilson
 
@@ -22,14 +22,12 @@ def gain(score: Floats, value: Floats, rate: float, inferences: float) -> float:
     """``N mean((g - rate) v)``: success over random of a gate g that asks where the score is largest, to first order.
 
     The performance difference lemma with the states and the continuations of the base gate. ``score`` and ``value`` are
-    of the sampled states, ``[S]``; ties are broken by their order; ``inferences`` is N, of an episode.
+    of the sampled states, ``[S]``; ties ask with equal probability; ``inferences`` is N, of an episode.
     """
-    asks = np.zeros(len(score))
-    whole, rest = divmod(rate * len(score), 1.0)
-    order = np.argsort(-np.nan_to_num(score, nan=np.inf), kind="stable")
-    asks[order[: int(whole)]] = 1.0
-    if rest:
-        asks[order[int(whole)]] = rest
+    score, wanted = np.nan_to_num(score, nan=np.inf), rate * len(score)
+    threshold = np.sort(score)[::-1][int(np.ceil(wanted)) - 1]
+    above, tied = score > threshold, score == threshold
+    asks = above + tied * (wanted - above.sum()) / tied.sum()
     return float(inferences * np.mean((asks - rate) * value))
 
 
@@ -70,14 +68,12 @@ def summary(
     inferences: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Gains by score, the bound, and the mean value, each with a 95 % bootstrap interval over episodes."""
-    shuffled = values[np.random.default_rng(1).permutation(len(values))]
     mean, every = values.mean(1), dict(scores) | {HEAD: head_scores(seen, values, episodes)}
     gains: dict[str, Callable[[NDArray[np.int64]], float]] = {
         name: lambda at, score=score: gain(score[at], mean[at], rate, inferences)  # type: ignore[misc]
         for name, score in every.items()
     }
     gains[ORACLE] = lambda at: split_gain(values[at], values[at], rate, inferences)
-    gains[SHUFFLED] = lambda at: split_gain(shuffled[at], values[at], rate, inferences)
     gains["bound"] = lambda at: bound(values[at], rate, inferences)
     gains["value"] = lambda at: float(mean[at].mean())
     rows = [np.flatnonzero(episodes == number) for number in np.unique(episodes)]
@@ -87,7 +83,9 @@ def summary(
     for name, of in gains.items():
         low, high = np.quantile([of(sample) for sample in drawn], [0.025, 0.975])
         result[name] = {"mean": of(np.arange(len(values))), "low": float(low), "high": float(high)}
-    return result
+    shuffled = [split_gain(rng.permutation(values), values, rate, inferences) for _ in range(SAMPLES)]
+    low, high = np.quantile(shuffled, [0.025, 0.975])
+    return result | {SHUFFLED: {"mean": float(np.mean(shuffled)), "low": float(low), "high": float(high)}}
 
 
 def report(results: Mapping[str, Any]) -> Report:
@@ -104,7 +102,8 @@ def report(results: Mapping[str, Any]) -> Report:
     headroom = Table(
         "headroom",
         "A row per pair and rate: success of random over its episodes; what is left to 1; the bound on the first-order "
-        "gain of any gate; the oracle's, chosen and valued on different continuations; 95 % intervals over episodes.",
+        "gain of any gate; the oracle's, chosen and valued on different continuations; 95 % intervals over episodes; "
+        "and the mean and 95 % range of a thousand oracles with values shuffled among states.",
         "pair | rate | states | random | left | bound | value oracle | shuffled | upper end | gating",
         "{pair} | {rate} | {states} | {random:ci2} | {left:ci2} | {bound:ci2} | {value oracle:+ci2} | "
         "{shuffled oracle:+ci2} | {ceiling:.2f} | {verdict}",
@@ -120,24 +119,28 @@ def report(results: Mapping[str, Any]) -> Report:
         rows,
     )
     shown = ("deviation", "learned", "rejection", HEAD, ORACLE)
+    pairs = list(dict.fromkeys(row["pair"] for row in rows))
 
     def draw() -> Figure:
-        of = [row for row in rows if row["pair"] == rows[0]["pair"]]
-        series = {
-            name: [Point(row["rate"], row[name]["mean"], row[name]["low"], row[name]["high"]) for row in of]
-            for name in shown
-        }
-        return draw_series(series, "share of inferences that ask", "gain over random in success")
+        figure = Figure(figsize=(4.8, 3.2 * len(pairs)), layout="constrained")
+        for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
+            of = [row for row in rows if row["pair"] == pair]
+            series = {
+                name: [Point(row["rate"], row[name]["mean"], row[name]["low"], row[name]["high"]) for row in of]
+                for name in shown
+            }
+            add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
+        return figure
 
-    above = [row for row in rows if row[HEAD]["low"] > 0]
-    facts = {
-        "cells": len(rows), "dead": sum(row["verdict"] == "dead" for row in rows), "threshold": DEAD,
-        "above_head": len(above), "above_oracle": sum(row[ORACLE]["low"] > 0 for row in rows),
-        "below": sum(row["rejection"]["high"] < 0 for row in rows),
-        **{f"above_{name}": sum(row[name]["low"] > 0 for row in rows) for name in shown[:3]},
+    facts: dict[str, Any] = {
+        "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
         "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
-        "best": max(rows, key=lambda row: row[ORACLE]["mean"])[ORACLE],
-        "largest": max(row["bound"]["high"] for row in rows),
-        "shuffled": sum(not row[SHUFFLED]["low"] <= 0 <= row[SHUFFLED]["high"] for row in rows),
     }  # fmt: skip
+    for pair in pairs:
+        of = [row for row in rows if row["pair"] == pair]
+        facts[pair] = {"rates": len(of), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in of)}
+        for name in (*shown, "uncertainty"):
+            facts[pair][f"{name} above"] = sum(row[name]["low"] > 0 for row in of)
+            facts[pair][f"{name} below"] = sum(row[name]["high"] < 0 for row in of)
+        facts[pair] |= {f"at {row['rate']}": row for row in of}
     return Report([headroom, gains], facts, [Picture("value.svg", draw)])

@@ -23,7 +23,7 @@ SMALL = {
     "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
     "libero": "libero-spatial-flow/full",
     "metaworld": "experts", "outage": "races/0", "speed": "neighbours",
-    "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain",
+    "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain", "value": "oracle/ball/0.1",
 }  # fmt: skip
 
 

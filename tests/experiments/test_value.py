@@ -129,3 +129,9 @@ def test_only_a_choice_by_value_gains() -> None:
     noise = rng.choice([-1.0, 0.0, 1.0], size=(4000, 8))
     naive = gain(noise.mean(1), noise.mean(1), 0.2, 10)
     assert naive > 0.3 and abs(split_gain(noise, noise, 0.2, 10)) < 0.15 and bound(noise, 0.2, 10) < 0.5
+
+
+def test_ties_do_not_choose_by_the_order_of_states() -> None:
+    early = np.arange(100.0)[::-1]  # whoever asks first would gain
+    assert gain(np.zeros(100), early, 0.2, 10) == pytest.approx(0.0)
+    assert gain(early, early, 0.2, 10) > 0
