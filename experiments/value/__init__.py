@@ -143,8 +143,9 @@ def differences(robots: Sequence[Branchable], family: FamilyRollout, continuatio
             branch.policy.address = branch.policy.address._replace(seed=branch.verifier.seed)
         to_end(part, family)
     success = np.array([float(branch.world.success) for branch in branches])  # type: ignore[attr-defined]
-    found = success.reshape(len(robots), continuations, 2)
-    return found[..., 0] - found[..., 1]
+    by_branch = success.reshape(len(robots), continuations, 2)
+    difference: NDArray[np.float64] = by_branch[..., 0] - by_branch[..., 1]
+    return difference
 
 
 def to_end(robots: Sequence[Branchable], family: FamilyRollout) -> None:
@@ -179,7 +180,7 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
         wanting = [robot for robot in live if robot.policy.wants_inference]
         inferences += len(wanting)
         sampled = [robot for robot in wanting if rng.random() < share]
-        found = differences(sampled, family, CONTINUATIONS) if sampled else []
+        found = differences(sampled, family, CONTINUATIONS) if sampled else np.zeros((0, CONTINUATIONS))
         control_step(live, family)
         rows += [
             (robot.policy.address.episode, [robot.gate.scores[score] for score in SCORES], robot.gate.seen, values)
