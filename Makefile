@@ -49,7 +49,8 @@ lerobot: $(LEROBOT)/.installed
 	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py tests/plugins
 
 libero: $(VENV)/.libero
-	$(VENV)/bin/python -m pytest tests/lab/envs/test_libero.py tests/lab/envs/test_libero_expert.py
+	$(VENV)/bin/python -m pytest tests/lab/envs/test_libero.py tests/lab/envs/test_libero_expert.py \
+		tests/experiments/test_libero.py
 
 dist: | $(VENV)/.venv
 	$(PIP) build hatchling packaging
