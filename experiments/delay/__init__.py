@@ -181,7 +181,7 @@ def report(results: Results) -> Report:
     family = one_family(
         {"on": on, "measure": "success", "first": first, "second": second, **asdict(contrast(
             *(np.array([*map(float, won[method, on])]) for method in (first, second))))}
-        for on, first, second in contrasts if (first, on) in won and (second, on) in won
+        for on, first, second in contrasts if 0 < len(won.get((first, on), "")) == len(won.get((second, on), ""))
     )  # fmt: skip
     table = Table(
         "success", f"{EPISODES} paired episodes of {TASK} at pace {PACE:g}; d: control steps of 50 ms "
