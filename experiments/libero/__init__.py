@@ -123,7 +123,7 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
         name: {
             "won": [int(value) for value in outcomes(folder, name)],
             "steps": [int(value) for value in outcomes(folder, name, "steps")],
-            **{key: of[key] for key in ("tasks", "inferences", "sent", "accepted")},
+            **{key: of.get(key) for key in ("tasks", "inferences", "sent", "accepted")},
         }
         for name, of in summary["methods"].items()
     }
