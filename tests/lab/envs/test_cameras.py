@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specact.lab.envs.cameras import Camera, Cameras, Renderer
-from specact.lab.envs.meshes import LARGE, TEXTURE, simplified
+from specact.lab.envs.simplified import LARGE, TEXTURE, simplified
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"

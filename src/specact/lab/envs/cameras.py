@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specact.errors import RenderError
 from specact.lab.envs import HOW_TO_DRAW, cannot_draw
-from specact.lab.envs.meshes import simplified
+from specact.lab.envs.simplified import simplified
 
 # Height and width of the cameras' frames, by the name of the observation.
 Sizes = Mapping[str, tuple[int, int]]
@@ -91,8 +91,8 @@ class Cameras:
         model: a MuJoCo model. Its shadows, reflections and multisampling are permanently disabled.
         cameras: by the name of the observation.
         hidden_groups: groups of geoms that are not rendered.
-        detail: cells [m] of the grid on which large meshes are simplified, see :func:`~.meshes.simplified`; with zero,
-            none is. The physics keeps the meshes of the model.
+        detail: cells [m] of the grid on which large meshes are :func:`~.simplified.simplified`; with zero, none is. The
+            physics keeps the meshes of the model.
     """
 
     def __init__(
