@@ -143,16 +143,16 @@ def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_p
     result = train(recipe("a2c2", target=str(tiny_flow), env=None), Path(), tmp_path, quiet)
     pair, errors = load_pair(result.bundles[0]), held_out(result)
     assert errors["corrected"] < errors["aligned"]
-    assert (
-        pair.parts.spec.bound == ((2.0, 2.0),) * 6 and not pair.parts.spec.drafts and pair.parts.target.spec.chunk == 6
-    )
+    assert pair.parts.spec.bound == ((2.0, 2.0),) * 6 and not pair.parts.spec.drafts
+    assert pair.parts.target.spec.chunk == 6
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
         ({"sees": ("image",)}, "image"), ({"method": "a2c2"}, "demonstrations"), ({"episodes": 25}, "episodes"),
-        ({"target": "tests.lab.rollout.chunk_policies:small"}, "range"),
+        ({"target": "tests.lab.rollout.chunk_policies:small"}, "range"), ({"played_by": "ball"}, "ball is none"),
+        ({"played_by": "ball", "method": "a2c2"}, "played_by"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused_before_anything_is_recorded(

@@ -35,7 +35,7 @@ from specact.lab.train.export import BundleFolder, Graph, Input, deployed, obser
 from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.loop import Losses, Metrics, Progress, Stage, seed_weights
 from specact.lab.train.recipe import ChunkRecipe, CorrectorRecipe, Recipe, chunk_recipe_of, plain
-from specact.load import load_policy
+from specact.load import load_pair, load_policy
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
 from specact.systems.corrector import CORRECTOR_PARTS, CorrectorSpec, both, index_of, twice
@@ -115,6 +115,14 @@ class CorrectorTraining(FromDemonstrations):
         self.env = recipe.env or env_of(self.target.env)
         self.seen = self._sees(self.target.policy.spec.observation)
         self.request = plain(recipe) | {"taught_by": self.target.fingerprint}
+        if recipe.played_by is not None:
+            player, seen = load_pair(recipe.played_by), ", ".join(self.seen.fields)
+            of = player.corrects and (player.parts.spec.target, player.parts.spec.observation)
+            if of != (self.target.fingerprint, self.seen):
+                raise ConfigError(
+                    f"played_by must be a corrector of {recipe.target} that sees {seen}; {player.name} is none"
+                )
+            self.request["played_by"] = player.fingerprint
         self._demonstrated, without = recipe.method == "a2c2", USES[recipe.method][-1]
         self._without = recipe.without if without is None else without
         if self._demonstrated:
@@ -135,14 +143,9 @@ class CorrectorTraining(FromDemonstrations):
             return
         recipe, count = self.recipe, self.recipe.episodes // SHARD
         record = partial(
-            record_stale,
-            recipe.target,
-            self.env,
-            dict(self.seen.fields),
-            recipe.seed,
-            recipe.most_delay,
+            record_stale, recipe.target, self.env, dict(self.seen.fields), recipe.seed, recipe.most_delay,
             recipe.played_by,
-        )
+        )  # fmt: skip
         with Pool(self._jobs) as pool:
             files = record_rollouts(
                 record, self.out / "rollouts", range(count), pool.each, partial(progress, "rollouts")

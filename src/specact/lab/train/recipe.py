@@ -423,6 +423,8 @@ class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
         check_fields(self)
         check_name("a bundle", self.bundle)
         check_recorded(self.episodes)
+        if self.method == "a2c2" and self.played_by is not None:
+            raise ConfigError("method 'a2c2' learns from demonstrations, which nobody plays; leave out played_by")
 
 
 def check_recorded(episodes: int) -> None:
