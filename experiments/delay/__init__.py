@@ -213,7 +213,7 @@ def _gated_on(steps: int) -> str:
 
 def advised(rows: list[dict[str, Any]]) -> str:
     """The table of the package for ``specact doctor`` and ``specact advise``."""
-    about = f"{EPISODES} episodes at pace {PACE:g}, control steps of 50 ms"
+    about = f"{EPISODES} episodes at pace {PACE:g}, control steps of 50 ms; the device sees what the target sees"
     success = [[row["method"], row["delay"], *(round(value, 4) for value in row["success"].values())] for row in rows]
     kept = [json.dumps(row) for row in success if row[0] in WAYS]
     return f'{{"{TASK}": {{"about": "{about}", "rows": [\n' + ",\n".join(kept) + "\n]}}\n"

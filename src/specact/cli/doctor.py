@@ -157,7 +157,7 @@ def _lines(findings: dict[str, Any]) -> Iterator[str | Table]:
 
 def execution_lines(found: Mapping[str, Any]) -> Iterator[str | Table]:
     """What :func:`~specact.lab.evaluation.executions.executions` advises, and the table it rests on."""
-    yield f"a chunk can be played {found['delay']} control steps after its observation; for that this is enough:"
+    yield f"a chunk can be played so many control steps after its observation: {found['delay']}; enough for that is:"
     yield from (f"  {sentence}" for sentence in found["advice"])
     if found["rows"]:
         yield table_of("", found["rows"], {"task": "task", **{name: name for name in found["rows"][0]}})
