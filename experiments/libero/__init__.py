@@ -1,7 +1,7 @@
-"""LIBERO-Spatial on the benchmark's initial states: steps, FLASH, decodings and gates, and whether a policy looks.
+"""LIBERO-Spatial on the benchmark's initial states: fewer steps, a draft alone, and whether a policy looks and reads.
 
-``--data`` is a folder of bundles; those that are not in it are looked for by name. Ten simulators live in a process, 8
-GB: give ``--workers 1``, and run a perturbed world (``blank``, ``other_words``) in a process of its own.
+Ten simulators live in a process, 6 GB: give ``--workers 1``, and run a perturbed world (``blank``, ``other_words``) in
+a process of its own.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from experiments.flash import METHODS as FLOW
-from experiments.freqcache import METHODS as CACHED
 from experiments.grid import Cell, Results, Run, evaluated
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
-from experiments.tokens.methods import METHODS as TOKENS
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.statistics import contrast, mean_interval, wilson
+from specact.lab.tised.sweep import load_hardware
 from specact.pair import Answer, Target
 from specact.rng import StepAddress
 from specact.systems.flash import FlashVerifier, RoundAnswer, Rounds
@@ -35,9 +34,9 @@ SUITE, WORLDS = "libero-spatial@benchmark", "experiments.libero.worlds"
 # Ten of each task, two in perturbed worlds; shards of one episode of each.
 EPISODES, FEW, SHARD = 100, 20, 10
 TICK_S = 0.05
-# Of an inference in so many steps, TISED's pi0.5: base and per step [s], see lab/tised/hardware.toml.
+# Euler steps by row; and hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
-PI05 = {"RTX 4070": (0.158, 0.0041), "AGX 30 W": (0.290, 0.030)}
+PI05 = {"RTX 4070": "pi05-rtx-4070", "AGX 30 W": "pi05-agx-30w"}
 
 
 class FirstHalf(FlashVerifier):
@@ -61,34 +60,17 @@ class HalfRounds(Rounds):
 HALF = composed("half", HalfRounds("ten steps, half of each chunk executed"))
 # Of each policy its rows, the most informative ones first: methods that share a rate, environment, episodes.
 Row = tuple[tuple[str | Method, ...], str, int]
-_FLOW: dict[str, Row] = {
-    "full": ((FLOW["full"],), SUITE, EPISODES),
-    "full_1": ((FLOW["full_1"],), SUITE, EPISODES),
-    "blank": ((FLOW["full"],), f"{WORLDS}:BLANK", EPISODES),
-    "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
-    "full_2": ((FLOW["full_2"],), SUITE, EPISODES),
-    "full_5": ((FLOW["full_5"],), SUITE, EPISODES),
-    "half": ((HALF,), SUITE, EPISODES),
-}
 POLICIES: dict[str, dict[str, Row]] = {
-    "libero-spatial-flow": _FLOW | {
-        "flash": (tuple(FLOW[name] for name in ("flash", "flash_shuffled", "unchecked", "block")), SUITE, EPISODES),
-        "freqcache": ((CACHED["freqcache"],), SUITE, EPISODES),
+    "libero-spatial-flow": {
+        "full": ((FLOW["full"],), SUITE, EPISODES),
+        "full_1": ((FLOW["full_1"],), SUITE, EPISODES),
+        "blank": ((FLOW["full"],), f"{WORLDS}:BLANK", EPISODES),
+        "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
+        "full_2": ((FLOW["full_2"],), SUITE, EPISODES),
+        "full_5": ((FLOW["full_5"],), SUITE, EPISODES),
+        "half": ((HALF,), SUITE, EPISODES),
     },
-    "libero-spatial-flow-3000": _FLOW,
     "libero-spatial-draft": {"alone": (("target_on_device",), SUITE, EPISODES)},
-    "libero-spatial-tokens": {
-        "ar": ((TOKENS["ar"],), SUITE, EPISODES),
-        **{name: (tuple(TOKENS[of] for of in of_name), SUITE, EPISODES) for name, of_name in {
-            "specvla": ("specvla", "last"), "kerv": ("kerv", "kerv_no_tail"),
-            "heisd": ("heisd", "heisd_fixed", "heisd_fixed_random"),
-        }.items()},
-        "blank": ((TOKENS["ar"],), f"{WORLDS}:BLANK", FEW),
-        "other_words": ((TOKENS["ar"],), f"{WORLDS}:SHUFFLED", FEW),
-    },
-    "libero-spatial": {
-        "gates": (("draft", "target", "hybrid", "random", "adahi", "random_learned", "learned"), SUITE, EPISODES),
-    },
 }  # fmt: skip
 
 
@@ -101,18 +83,10 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"{policy}/times", partial(times, policy))
 
 
-def bundle_of(policy: str, run: Run) -> str:
-    """Its path in the folder of bundles, or its name."""
-    inside = None if run.data is None else run.data / policy
-    return str(inside) if inside is not None and inside.exists() else policy
-
-
 def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     """Success and control steps of every episode, by method."""
     methods, env, episodes = row
-    bundle = bundle_of(policy, run)
-    if "alone" in POLICIES[policy]:
-        bundle = alone(bundle, folder / "pair", "libero-spatial")
+    bundle = alone(policy, folder / "pair", "libero-spatial") if "alone" in POLICIES[policy] else policy
     # Times of a rollout are not used, so the accounted ones are any.
     evaluation = Evaluation(
         bundle, env, methods, episodes, seed=run.seed, shard=SHARD, draft_ms=1.0, gate_ms=1.0,
@@ -131,8 +105,7 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
 
 def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
     """Time of an inference in fewer steps over that in ten, alternating, so that other load falls on all alike."""
-    bundle = bundle_of(policy, run)
-    found = costs(bundle, {f"{steps} steps" if steps > 1 else "1 step": (bundle, steps) for steps in (5, 2, 1)})
+    found = costs(policy, {f"{steps} steps" if steps > 1 else "1 step": (policy, steps) for steps in (5, 2, 1)})
     return {"10 steps": found.pop("ar"), **found}
 
 
@@ -170,17 +143,25 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         found = {row["name"]: row for row in rows if row["policy"] == policy and row["name"] in STEPS}
         for name, row in found.items() if "full" in found else ():
             chunks = {each: np.ceil(found[each]["steps"] / 16) for each in (name, "full")}
-            for hardware, (base, step) in PI05.items():
-                spent = {n: c * (base + step * STEPS[n]) + found[n]["steps"] * TICK_S for n, c in chunks.items()}
+            for hardware, profile in PI05.items():
+                took = _times(profile)
+                spent = {n: c * took[n] + found[n]["steps"] * TICK_S for n, c in chunks.items()}
                 both = (row["won"] * found["full"]["won"]).astype(bool)
                 yield {
                     "policy": policy, "steps": STEPS[name], "hardware": hardware,
                     "chunks": asdict(mean_interval(chunks[name])), "task": asdict(mean_interval(spent[name])),
-                    "chunk_s": base + step * STEPS[name] + 16 * TICK_S,
+                    "chunk_s": took[name] + 16 * TICK_S,
                     "more": asdict(mean_interval(chunks[name] / chunks["full"])),
                     "over": asdict(mean_interval(spent[name] / spent["full"])),
                     "both": asdict(mean_interval((spent[name] / spent["full"])[both])) if both.sum() > 1 else None,
                 }  # fmt: skip
+
+
+def _times(profile: str) -> dict[str, float]:
+    """Of an inference by row, on this hardware [s]."""
+    _, hardware = load_hardware(profile)
+    assert hardware.base_ms is not None, "it has absolute times"
+    return {name: 1e-3 * (hardware.base_ms + hardware.step_ms * steps) for name, steps in STEPS.items()}
 
 
 def beside(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -205,8 +186,7 @@ def report(results: Results) -> Report:
     own = next((policy for policy in POLICIES if "full" in results.get(policy, {})), "")
     facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)}
     facts |= {row["name"]: row for row in rows if row["policy"] == own}
-    facts |= {f"{row['first']}_{row['second']}": row for row in tests if row["on"] in (own, "libero-spatial-tokens")}
-    facts["policies"] = {row["policy"]: row for row in rows if row["name"] in ("full", "ar")}
+    facts |= {f"{row['first']}_{row['second']}": row for row in tests if row["on"] == own}
     facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
     for row in spent:
         if row["policy"] == own:
