@@ -181,8 +181,9 @@ def visit(server: Listening, path: str, valid: Sequence[bytes], rng: random.Rand
         payload = rng.choice(valid)
         whole = frame(0x2, mutated(rng, payload) if rng.random() < 0.7 else payload)
         sent.append(whole if rng.random() < 0.99 else mutated(rng, whole[:20]) + whole[20:])
-    side.sendall(b"".join(sent))
-    side.shutdown(socket.SHUT_WR)
+    with suppress(OSError):  # a server that refuses the opening has hung up by now
+        side.sendall(b"".join(sent))
+        side.shutdown(socket.SHUT_WR)
     return side
 
 
