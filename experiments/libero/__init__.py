@@ -16,23 +16,26 @@ from typing import Any
 import numpy as np
 
 from experiments.flash import METHODS as FLOW
-from experiments.grid import Cell, Results, Run, evaluated
+from experiments.grid import Cell, Results, Run, evaluated, specact
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
+from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.statistics import contrast, mean_interval, wilson
 from specact.lab.tised.sweep import load_hardware
+from specact.load import make_pair
 from specact.pair import Answer, Target
 from specact.rng import StepAddress
 from specact.systems.flash import FlashVerifier, RoundAnswer, Rounds
 from specact.systems.flow import FlowParts
 from specact.types import Outcome, Proposal
 
-SUITE, WORLDS = "libero-spatial@benchmark", "experiments.libero.worlds"
-# Ten of each task, two in perturbed worlds; shards of one episode of each.
-EPISODES, FEW, SHARD = 100, 20, 10
+SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
+SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
+# Twenty of each task, two with other words; shards of one episode of each.
+EPISODES, FEW, SHARD = 200, 20, 10
 TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
@@ -58,20 +61,40 @@ class HalfRounds(Rounds):
 
 
 HALF = composed("half", HalfRounds("ten steps, half of each chunk executed"))
-# Of each policy its rows, the most informative ones first: methods that share a rate, environment, episodes.
+# Of each policy its rows, the most informative ones first: methods, environment, episodes.
 Row = tuple[tuple[str | Method, ...], str, int]
+
+
+def flow_rows(suite: str, *names: str) -> dict[str, Row]:
+    """Of a flow policy, numbers of steps on a suite."""
+    return {name: ((FLOW[name],), suite, EPISODES) for name in names}
+
+
 POLICIES: dict[str, dict[str, Row]] = {
     "libero-spatial-flow": {
-        "full": ((FLOW["full"],), SUITE, EPISODES),
-        "full_1": ((FLOW["full_1"],), SUITE, EPISODES),
+        **flow_rows(SPATIAL, "full", "full_1"),
         "blank": ((FLOW["full"],), f"{WORLDS}:BLANK", EPISODES),
         "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
-        "full_2": ((FLOW["full_2"],), SUITE, EPISODES),
-        "full_5": ((FLOW["full_5"],), SUITE, EPISODES),
-        "half": ((HALF,), SUITE, EPISODES),
+        "swap": ((FLOW["full"],), SWAP, EPISODES),
+        "exact": ((FLOW["full"],), f"{WORLDS}:EXACT", EPISODES),
+        **flow_rows(SPATIAL, "full_2", "full_5"),
+        "half": ((HALF,), SPATIAL, EPISODES),
     },
-    "libero-spatial-draft": {"alone": (("target_on_device",), SUITE, EPISODES)},
+    "libero-spatial-state": {**flow_rows(SPATIAL, "full"), "swap": ((FLOW["full"],), SWAP, EPISODES)},
+    **{f"libero-spatial-flow-{seed}": flow_rows(SPATIAL, "full", "full_1") for seed in (1, 2)},
+    "libero-spatial-draft": {"alone": ((ALONE,), SPATIAL, EPISODES)},
+    "libero-spatial-tokens": {"alone": ((ALONE,), SPATIAL, EPISODES)},
+    "libero-object-flow": {
+        **flow_rows(OBJECT, "full", "full_1", "full_2"),
+        "blank": ((FLOW["full"],), f"{WORLDS}:BLANK_OBJECT", EPISODES),
+        "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED_OBJECT", FEW),
+    },
+    "libero-object-draft": {"alone": ((ALONE,), OBJECT, EPISODES)},
+    "libero-object-tokens": {"alone": ((ALONE,), OBJECT, EPISODES)},
 }  # fmt: skip
+# Of a target the draft, and methods that ask it at a rate.
+PAIRS = {f"libero-{suite}-flow": (f"libero-{suite}-draft", suite) for suite in ("spatial", "object")}
+GATED, RATES, CALIBRATED = ("draft", "random", "adahi", "hybrid"), (0.2, 0.4), 40
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -79,19 +102,32 @@ def plan(run: Run) -> Iterator[Cell]:
     for policy, rows in POLICIES.items():
         for name, row in rows.items():
             yield Cell(f"{policy}/{name}", partial(measure, policy, row))
-        if "flow" in policy:
+        if policy in PAIRS:
+            yield from (Cell(f"{policy}/gates-{rate}", partial(gated, policy, rate)) for rate in RATES)
             yield Cell(f"{policy}/times", partial(times, policy))
 
 
 def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     """Success and control steps of every episode, by method."""
     methods, env, episodes = row
-    bundle = alone(policy, folder / "pair", "libero-spatial") if "alone" in POLICIES[policy] else policy
-    # Times of a rollout are not used, so the accounted ones are any.
-    evaluation = Evaluation(
-        bundle, env, methods, episodes, seed=run.seed, shard=SHARD, draft_ms=1.0, gate_ms=1.0,
-        head_ms=1.0, target_ms=1.0,
-    )  # fmt: skip
+    bundle = alone(policy, folder / "pair", env.partition("@")[0]) if ALONE in methods else policy
+    return succeeded(Evaluation(bundle, env, methods, episodes), folder, run)
+
+
+def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
+    """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
+    draft, suite = PAIRS[policy]
+    pair = folder / "pair"
+    if not pair.exists():
+        make_pair(pair, draft, policy, PairSettings(env=f"libero-{suite}"))
+    if not (pair / "calibration").exists():
+        specact("calibrate", pair, "--rate", rate, "--episodes", run.few(CALIBRATED), *("--rounds", 1) * run.quick)
+    return succeeded(Evaluation(str(pair), f"libero-{suite}@benchmark", GATED, EPISODES, rate=rate), folder, run)
+
+
+def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
+    """What is kept, by method; times of a rollout are not used, so the accounted ones are any."""
+    evaluation = replace(evaluation, seed=run.seed, shard=SHARD, draft_ms=1.0, gate_ms=1.0, head_ms=1.0, target_ms=1.0)
     summary = evaluated(evaluation, folder, run)
     return {
         name: {
@@ -112,9 +148,9 @@ def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     """A row for every method of every cell that is there."""
     for policy, rows in POLICIES.items():
-        for name in rows:
+        for name in (*rows, *(f"gates-{rate}" for rate in RATES)):
             for method, of in results.get(policy, {}).get(name, {}).items():
-                label = method if len(results[policy][name]) > 1 else name
+                label = f"{method}, {name.partition('-')[2]}" if name not in rows else name
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 yield {
                     "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,

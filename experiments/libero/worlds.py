@@ -12,8 +12,6 @@ from specact.lab.envs import load_task
 from specact.lab.envs.libero import Libero, instruction
 from specact.lab.envs.task import Task
 
-SUITE = "libero_spatial"
-
 
 class Blank(Libero):
     """All cameras are mid-grey; proprioception and instruction are as they are."""
@@ -31,10 +29,17 @@ class Shuffled(Libero):
         return {**super().look(), "instruction": instruction(self.suite, following)}
 
 
-def _changed(world: type[Libero], name: str) -> Task:
-    task = load_task("libero-spatial@benchmark")
-    return replace(task, name=f"{task.name}, {name}", make=partial(world, suite=SUITE, own_states=True))
+class Exact(Libero):
+    """Frames of all triangles and textures."""
+
+    detail = 0.0
 
 
-BLANK = _changed(Blank, "blank cameras")
-SHUFFLED = _changed(Shuffled, "another task's instruction")
+def _changed(world: type[Libero], name: str, suite: str = "spatial") -> Task:
+    task = load_task(f"libero-{suite}@benchmark")
+    return replace(task, name=f"{task.name}, {name}", make=partial(world, suite=f"libero_{suite}", own_states=True))
+
+
+BLANK, BLANK_OBJECT = (_changed(Blank, "blank cameras", suite) for suite in ("spatial", "object"))
+SHUFFLED, SHUFFLED_OBJECT = (_changed(Shuffled, "another task's instruction", suite) for suite in ("spatial", "object"))
+EXACT = _changed(Exact, "frames without simplification")

@@ -40,7 +40,6 @@ RATE_HZ = 20.0
 WIDTH, ACTIONS = 8, 7
 BOUND = 10.0  # [m] and [rad], outside anything reachable
 SCENE_PX = 480
-DETAIL = 0.005  # [m] of the meshes in the frames; all 293,000 triangles would take three times as long to draw
 SETTLING = 10  # steps before an episode, as objects begin in the air
 STATES = 50
 # Steps of an episode, as in the evaluations of others: the longest human demonstration and some more.
@@ -78,6 +77,7 @@ class Libero(TickingEnv):
     """
 
     tick_s = 1.0 / RATE_HZ
+    detail = 0.005  # [m] of the meshes in the frames; all 293,000 triangles would take three times as long to draw
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Libero(TickingEnv):
         self.task = self._tasks[index]
         if self.task not in self._simulators:
             simulator = _simulator(self.suite, self.task)
-            cameras = Cameras(simulator.sim.model._model, CAMERAS, hidden_groups=(0,), detail=DETAIL)
+            cameras = Cameras(simulator.sim.model._model, CAMERAS, hidden_groups=(0,), detail=self.detail)
             self._simulators[self.task] = simulator, cameras
         _restart(self.sim, drawn)
         if self._own_states:
