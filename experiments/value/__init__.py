@@ -21,12 +21,13 @@ from experiments.grid import Cell, Run
 from experiments.value import tables
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.gates import Gate, Random
+from specact.gates.calibration import threshold_for_rate
 from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import HYBRID
-from specact.lab.rollout.rollout import Robot, control_step, episode_seed
+from specact.lab.rollout.rollout import EpisodeRange, Robot, control_step, episode_seed
 from specact.lab.rollout.timed import Prepared
 from specact.pair import LocalTarget, Pending, Verifier
 from specact.rng import Role, StepAddress, stream
@@ -35,26 +36,35 @@ from specact.types import Decision, Outcome, Proposal, StepRecord
 report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
 # Episodes per rate, and states branched in each, on average.
-SIZES = {"ball": (40, 10), "swarm": (40, 10)}
+SIZES = {"ball": (120, 10), "swarm": (120, 10)}
+# Of gates in closed loop: rates, episodes, in parts; those that a threshold is from; states branched in each of these.
+GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1, 0.2), 200, 4, 20, 10
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
+VALUE = "value oracle"
 FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """The oracle, per pair and rate."""
+    """The oracle, per pair and rate; its greedy gate in closed loop, in parts, and others at the rate that this had."""
     for name in SIZES:
         for rate in RATES:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
+    for rate in GATED_RATES:
+        for part in range(PARTS):
+            yield Cell(f"gate/{rate}/{VALUE}/{part}", partial(greedy, rate, part))
+        for gate in ("random", *SCORES):
+            yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate))
 
 
 class BaseGate(Random):
-    """Asks at random; other gates score along, and ``order`` decides the next inference instead."""
+    """Asks at random; other gates score along, and ``order`` decides the next inference instead, or a score ``by``."""
 
     def __init__(self, rate: float, others: Mapping[str, Gate] | None = None) -> None:
         super().__init__(rate)
         self.others, self.order = dict(others or {}), None
         self.scores: dict[str, float] = {}
         self.seen: NDArray[np.float64] = np.zeros(0)
+        self.by, self.cut = "", (0.0, 0.0)  # a name of the scores, its threshold and the probability at it
 
     order: bool | None
 
@@ -82,7 +92,14 @@ class BaseGate(Random):
             drafted = proposal.evidence
             seen = [*proposal.window.arrays.values(), drafted.draft.probs, proposal.actions]
             self.seen = np.concatenate([np.ravel(values) for values in seen]).astype(float)
+        if self.by:
+            order = above(self.scores[self.by], self.cut, 1.0 - decision.score)
         return decision if order is None else replace(decision, transmit=order)
+
+
+def above(score: float, cut: tuple[float, float], chance: float) -> bool:
+    """Whether a score asks: if it is above the threshold, or at it with a probability."""
+    return score > cut[0] or (score == cut[0] and chance < cut[1])
 
 
 @dataclass
@@ -195,3 +212,73 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     return {"rate": rate, "success": int(sum(successes)), "episodes": len(robots), "inferences": inferences} | (
         tables.summary(episode, dict(zip(SCORES, scores.T, strict=True)), seen, values, rate, inferences / len(robots))
     )
+
+
+def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
+    """Part of the episodes of the greedy gate: it asks where the oracle's estimate is largest, on its own path.
+
+    The threshold is that of states of other episodes, those of the base gate.
+    """
+    pair = load_pair(GATED)
+    family, count = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS)
+
+    def estimates(wanting: Sequence[Branchable]) -> list[float]:
+        return [float(each.mean()) for each in differences(wanting, family, CONTINUATIONS)]
+
+    live, rng = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family), stream(run.seed, Role.DATA)
+    scores = list[float]()
+    share = CALIBRATED * pair.execute / load_task(pair.env).max_steps
+    while live:
+        if sampled := [robot for robot in live if robot.policy.wants_inference and rng.random() < share]:
+            scores += estimates(sampled)
+        control_step(live, family)
+        live = [robot for robot in live if not robot.world.done]
+    cut = threshold_for_rate(np.array(scores), rate)
+    robots = live = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
+    asked = inferences = 0
+    while live:
+        if wanting := [robot for robot in live if robot.policy.wants_inference]:
+            for robot, estimate in zip(wanting, estimates(wanting), strict=True):
+                robot.gate.order = above(estimate, cut, float(rng.random()))
+                asked, inferences = asked + robot.gate.order, inferences + 1
+        control_step(live, family)
+        live = [robot for robot in live if not robot.world.done]
+        run.update("greedy", len(robots) - len(live), len(robots))
+    return {"won": won(robots), "asked": asked, "inferences": inferences, "cut": cut}
+
+
+def gated(rate: float, gate: str, folder: Path, run: Run) -> dict[str, Any]:
+    """The same episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
+    parts = [run.result(f"gate/{rate}/{VALUE}/{part}") for part in range(PARTS)]
+    wanted = sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts)
+    pair = load_pair(GATED)
+    family, cut = rollout_of(pair, HYBRID), (0.0, 0.0)
+
+    def play(episodes: Sequence[int], by: str) -> tuple[str, list[bool], list[float]]:
+        robots = live = robots_of(pair, wanted, run.seed, episodes, family)
+        asked, scores = list[bool](), list[float]()
+        for robot in robots:
+            robot.gate.by, robot.gate.cut = by, cut
+        while live:
+            records, *_ = control_step(live, family)
+            asked += [record.decision.transmit for record in records]
+            at = {record.address.episode for record in records}
+            scores += [robot.gate.scores.get(gate, 0.0) for robot in live if robot.policy.address.episode in at]
+            live = [robot for robot in live if not robot.world.done]
+        return won(robots), asked, scores
+
+    by = "" if gate == "random" else gate
+    for used in ("", by, by)[: 3 * bool(by)]:
+        cut = threshold_for_rate(np.array(play(calibrating(run, JUDGED), used)[2]), wanted)
+    found, asked, _ = play(range(run.few(JUDGED // PARTS) * PARTS), by)
+    return {"won": found, "asked": sum(asked), "inferences": len(asked), "cut": cut}
+
+
+def calibrating(run: Run, count: int) -> Sequence[int]:
+    """Episodes that thresholds are from."""
+    return EpisodeRange.CALIBRATION.episodes(run.few(count))
+
+
+def won(robots: Sequence[Branchable]) -> str:
+    """Who succeeded, as a letter 1 or 0 for each."""
+    return "".join(str(int(robot.world.success)) for robot in robots)  # type: ignore[attr-defined]

@@ -68,6 +68,7 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.action_space = spaces.Box(-1.0, 1.0, (2 * drones,), np.float32)
         self.position = self.velocity = self.target = np.zeros((drones, 2))
         self._pairs = np.triu_indices(drones, 1)
+        self._rows = np.stack(self._pairs, axis=1)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Drones at rest at random places, targets at random places at least 0.8 m from their drone."""
@@ -148,10 +149,9 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def _closer_than(self, distance: float) -> NDArray[np.intp]:
         """The pairs of drones whose centres are closer than ``distance`` [m], ``[P, 2]``."""
-        first, second = self._pairs
-        between = self.position[second] - self.position[first]
+        between = self.position[self._pairs[1]] - self.position[self._pairs[0]]
         close = np.einsum("ij,ij->i", between, between) < distance**2
-        return np.stack([first[close], second[close]], axis=1)
+        return self._rows.compress(close, axis=0)
 
     def _push_apart(self, i: int, j: int) -> None:
         """Moves two overlapping drones apart until they touch, both by the same distance."""
