@@ -3,11 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from experiments.report import Report
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from experiments.figures import Point, add_series
+from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
+from specact.lab.rollout.statistics import bootstrap_interval, contrast
+
+SHOWN = ("draft", "late always", "late random", "late learned", "late adahi", "central random", "central learned")
+# The same rate, chosen; what the server's choice adds; and what limits and requests are worth.
+SELECTION = [(f"{ask}{score}", f"{ask}random") for ask in ("", "late ", "central ") for score in ("adahi", "learned")]
+CENTRAL = [(f"central {score}", f"late {score}") for score in ("random", "adahi", "learned")]
+LIMITS = [("late random", rival) for rival in ("late always", "random", "draft")]
+RIVALS = [*SELECTION, *CENTRAL, *LIMITS]
 
 
 def report(results: Mapping[str, Any]) -> Report:
-    """All."""
-    return Report([])
+    """Every discipline at every size, the contrasts where the server is the bottleneck, and the picture."""
+    cells = [
+        (pair, int(size), name, found[size])
+        for pair, disciplines in results.items() for name, found in disciplines.items() for size in found
+    ]  # fmt: skip
+    rows = [
+        {"pair": pair, "robots": size, "discipline": name, **found, **success_of(won_of(found))}
+        for pair, size, name, found in sorted(cells, key=lambda cell: (cell[0], -cell[1]))
+    ]
+    at = {(row["pair"], row["robots"], row["discipline"]): row for row in rows}
+    draft = {
+        pair: next(row for row in rows if row["discipline"] == "draft" and row["pair"] == pair) for pair in results
+    }
+    busy = sorted({(pair, size) for pair, size, name, _ in cells if name == "late random"})
+    at |= {(*on, "draft"): draft[on[0]] for on in busy}
+    family = one_family(
+        row
+        for on in busy
+        for row in under(
+            "{}, {} robots".format(*on),
+            [
+                {"first": first, "second": second,
+                 **asdict(contrast(*(won_of(at[*on, name]).ravel() for name in (first, second))))}
+                for first, second in RIVALS if (*on, first) in at and (*on, second) in at
+            ],
+        )
+    )  # fmt: skip
+    success = Table(
+        "success", "A row per pair, size of a fleet and discipline: success over episodes and its mean over the worst "
+        "tenth of robots, with 95 % intervals over robots; of inferences, requests, those that the target served, and "
+        "replies in time; 99 % of requests waited for the target, and for their reply, no longer than so [ms].",
+        "pair | robots | discipline | success | worst tenth | asked | served | in time | queue | reply",
+        "{pair} | {robots} | {discipline} | {success:ci2} | {worst:ci2} | {asked:.2f} | {served:.2f} | {in_time:.2f} | "
+        "{queue_p99_ms:.0f?} | {reply_p99_ms:.0f?}", [row | {"won": None} for row in rows],
+    )  # fmt: skip
+    pairs = list(results)
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(4.8, 3.4 * len(pairs)), layout="constrained")
+        for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
+            sizes = [size for of, size in busy if of == pair]
+            points = {
+                name: [Point(size, *(at[pair, size, name]["success"][part] for part in ("mean", "low", "high")))
+                       for size in sizes if (pair, size, name) in at] for name in SHOWN
+            }  # fmt: skip
+            add_series(axes, {name: of for name, of in points.items() if of}, "robots at one server", "success", pair)
+        return figure
+
+    facts: dict[str, Any] = {"contrasts": len(family), "episodes": won_of(rows[0]).size, "robots": len(rows[0]["won"])}
+    for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS}.items():
+        of = [row for row in family if (row["first"], row["second"]) in chosen]
+        facts[name] = {"all": len(of), "better": len(significant(of, 1)), "worse": len(significant(of, -1))}
+    for pair in pairs:
+        most = max(size for of, size in busy if of == pair)
+        facts[pair] = {name: row for (of, size, name), row in at.items() if (of, size) == (pair, most)} | {"most": most}
+        facts[pair]["tests"] = {row["first"]: row for row in family if row["on"] == f"{pair}, {most} robots"}
+    return Report([success, contrast_table(family)], facts, [Picture("fleet.svg", draw)])
+
+
+def won_of(row: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Who won, ``[robots, episodes]``."""
+    return np.array([[float(letter) for letter in robot] for robot in row["won"]])
+
+
+def success_of(won: NDArray[np.float64]) -> dict[str, Any]:
+    """The mean over robots and over the worst tenth of them; the interval of the latter is of the worst of a sample."""
+    robots, tenth = won.mean(1), -(-len(won) // 10)
+    drawn = np.random.default_rng(0).integers(len(robots), size=(2000, len(robots)))
+    low, high = np.quantile(np.sort(robots[drawn])[:, :tenth].mean(1), [0.025, 0.975])
+    worst = {"mean": float(np.sort(robots)[:tenth].mean()), "low": float(low), "high": float(high)}
+    return {"success": asdict(bootstrap_interval(robots)), "worst": worst}

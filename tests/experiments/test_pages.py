@@ -24,6 +24,7 @@ SMALL = {
     "libero": "libero-spatial-flow/full",
     "metaworld": "experts", "outage": "races/0", "speed": "neighbours",
     "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain", "value": "oracle/ball/0.1",
+    "fleet": "ball/late random/16",
 }  # fmt: skip
 
 
