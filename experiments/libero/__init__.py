@@ -34,8 +34,8 @@ from specact.types import Outcome, Proposal
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
 SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
-# Twenty of each task, two with other words; shards of one episode of each.
-EPISODES, FEW, SHARD = 200, 20, 10
+# Ten of each task, two with other words; shards of one episode of each.
+EPISODES, FEW, SHARD = 100, 20, 10
 TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
