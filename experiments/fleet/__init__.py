@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from experiments.fleet import tables
 from experiments.fleet.server import Request, Server, SharedTarget
 from experiments.grid import ROOT, Cell, Run
+from experiments.report import Report, glossary
 from specact import SpeculativePolicy, load_pair
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import Always, Controller, Gate, Never, RateBudget
@@ -36,7 +37,6 @@ from specact.rng import Role, stream
 from specact.server.capacity import ServiceTime
 from specact.types import Proposal, VirtualClock
 
-report = tables.report
 # Pairs with the inferences of a robot a second, and robots that share a server.
 PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5}, (1, 4, 16, 64, 128)
 # Robots of a cell, in fleets; episodes of each before those that count, and of these; and room for their numbers.
@@ -79,6 +79,12 @@ def plan(run: Run) -> Iterator[Cell]:
             for discipline, how in DISCIPLINES.items():
                 if (scarce or how.score is None) and (size == 1 or how.asks != "never"):
                     yield Cell(f"{name}/{discipline}/{size}", partial(measure, name, discipline, size))
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """Success over sizes, contrasts, and what the disciplines are."""
+    found = tables.report(results)
+    return replace(found, tables=[*found.tables, glossary(DISCIPLINES, "disciplines")])
 
 
 def service() -> ServiceTime:

@@ -78,7 +78,8 @@ def report(results: Mapping[str, Any]) -> Report:
     for pair in pairs:
         most = max(size for of, size in busy if of == pair)
         facts[pair] = {name: row for (of, size, name), row in at.items() if (of, size) == (pair, most)} | {"most": most}
-        facts[pair]["tests"] = {row["first"]: row for row in family if row["on"] == f"{pair}, {most} robots"}
+        tests = [row for row in family if row["on"] == f"{pair}, {most} robots"]
+        facts[pair]["tests"] = {f"{row['first']} - {row['second']}": row for row in tests}
     return Report([success, contrast_table(family)], facts, [Picture("fleet.svg", draw)])
 
 
