@@ -7,56 +7,31 @@ of :data:`METHODS`, whatever runs an :class:`~specact.lab.rollout.episode.Episod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.delay.corrected import (
-    BASE,
-    CADENCES,
-    CALIBRATED,
-    CORRECTED,
-    DELAYS,
-    EVERY,
-    GATED_AT,
-    GATES,
-    PACE,
-    Corrected,
-    cost,
-    gate_cells,
-    training_cells,
-)
-from experiments.figures import draw_series, points_of
+from experiments.delay import corrected
+from experiments.delay.corrected import CORRECTED, GATES, LATE, PUSHED, Corrected
+from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
+from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
 from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.flow import FlowPolicy, load_flow
-from specact.lab.envs import load_task
-from specact.lab.envs.robot import MovingWorld
 from specact.lab.evaluation.executions import TABLE, WAYS
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.rollout import episode_seed
-from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
+from specact.lab.rollout.statistics import contrast
+from specact.lab.rollout.timed import Route
 
-TASK, EPISODES, STEPS = "ball-chase", 100, 5
-TRAINED = "ball-chase-rtc"
+STEPS, CHUNK, TRAINED = 5, 16, "ball-chase-rtc"
 RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
-# Of every episode.
-MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """An episode at a delay of so many control steps; ``out`` is the run's folder, with what was trained."""
-
-    delay: int
-    episode: int
-    seed: int
-    out: Path
 
 
 @dataclass(frozen=True)
@@ -67,24 +42,29 @@ class Alone:
     kind: Kind
     bundle: str = BASE
     guided: bool = False
-    delays = DELAYS
+    delays: tuple[int, ...] = DELAYS
+    training: int = 0
 
-    def execution(self, delay: int, chunk: int) -> Execution:
-        """Which asks every ``max(EVERY, delay)`` control steps, but for a robot that waits."""
-        every = max(EVERY, delay)
-        if self.kind in ("aligned", "rtc"):
-            return Execution(self.kind, chunk, chunk - every)
-        return Execution(self.kind, every, 0 if self.kind == "synchronous" else min(delay, every))
+    @property
+    def needs(self) -> str:
+        """The cell of its training, if it is not a bundle of the package."""
+        return {TRAINED: f"trainings/{self.training}" if self.training else "training"}.get(self.bundle, "")
 
     def run(self, trial: Trial) -> Episode:
-        """The episode."""
-        policy, world = _policy(self, trial.out), _world()
-        execution = self.execution(trial.delay, policy.spec.chunk)
-        start = episode_seed(trial.seed, trial.episode, world.task)
-        address = {"seed": trial.seed, "episode": trial.episode}
-        return run_episode(world, policy, execution, trial.delay * world.period_s, start=start, **address)
+        """The episode, which asks at the trial's cadence, but for a robot that waits."""
+        policy, world = _policy(self, trial.out), made(trial.place)
+        latency: Callable[[float], float] | float = trial.delay * world.period_s
+        if trial.place in RECORDED:
+            latency = Route(trial.recorded, 0, 0, np.random.default_rng(0)).latency(INFERENCE_S)
+        every, ahead = trial.cadence, 0 if self.kind == "synchronous" else min(trial.delay, trial.cadence)
+        by_time = self.kind in ("aligned", "rtc")
+        return run_episode(
+            world, policy, Execution(self.kind, *(CHUNK, CHUNK - every) if by_time else (every, ahead)), latency,
+            start=episode_seed(trial.seed, trial.episode, world.task), seed=trial.seed, episode=trial.episode,
+        )  # fmt: skip
 
 
+KINDS: dict[str, Kind] = {"append": "append", "aligned": "aligned", "rtc": "rtc"}
 METHODS: dict[str, Alone | Corrected] = {
     "synchronous": Alone("waits for every chunk, and so asks less often", "synchronous"),
     "append": Alone("the next chunk follows the current one", "append"),
@@ -94,126 +74,160 @@ METHODS: dict[str, Alone | Corrected] = {
     "rtc_trained": Alone("training-time real-time chunking", "rtc", TRAINED),
     "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
     "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
+    "rtc_trained_1": Alone("training-time real-time chunking, second training", "rtc", TRAINED, False, (2, 4), 1),
+    "rtc_trained_2": Alone("third training", "rtc", TRAINED, False, (2, 4), 2),
     **CORRECTED,
 }
+_STILL = ("synchronous", "append", "aligned", "rtc", "rtc_trained", "corrected_hidden", "draft_hidden", "draft")
+_PUSHED = {name: Alone("", kind, WORLDS["pusht"].base, delays=(0, 2, 4, 8)) for name, kind in KINDS.items()}
+_LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected", "draft")
+# By world and link.
+PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
+    "success": METHODS,
+    "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
+    "pusht": {**_PUSHED, **PUSHED},
+    **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | LATE),
+}
+# Control steps between two requests: the best of these was chosen on so many other episodes.
+PACED, TRIED, CHOSEN = ("append", "aligned", "rtc", "rtc_trained", "corrected_hidden"), (2, 4, 6, 8, 12), 30
 # Each against the simplest that repairs a delay; what was trained for delays also against its controls.
 RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchronous", "aligned")]
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
-RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled")]
+RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "late")]
+RIVALS += [("corrected", "late"), ("staleness", "cadence"), ("staleness", "random")]
 SHOWN = ("append", "aligned", "rtc", "rtc_trained", "corrected", "corrected_hidden", "draft_hidden")
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """The trainings, and a cell for every method and delay."""
-    yield Cell("training", train)
-    yield from training_cells()
-    for name, method in METHODS.items():
-        for delay in method.delays:
-            yield Cell(f"success/{name}/{delay}", partial(measure, name, delay))
-    yield from gate_cells(gated_trials, summary_of)
-    yield Cell("cost", cost)
+    """The trainings, and a cell for every place, method and delay."""
+    yield Cell("training", partial(train, 0))
+    yield from (Cell(f"trainings/{seed}", partial(train, seed)) for seed in (1, 2))
+    yield from corrected.training_cells()
+    for place, methods in PLAYED.items():
+        for name, method in methods.items():
+            for delay in RECORDED[place][1:] if place in RECORDED else method.delays:
+                yield Cell(f"{place}/{name}/{delay}", partial(measure, method, Trial(delay, place)))
+    for name in PACED:
+        for delay in (2, 4, 6):
+            yield Cell(f"cadence/{name}/{delay}", partial(choose, METHODS[name], Trial(delay)))
+    for steps in corrected.CADENCES:
+        yield from (Cell(f"gate/{name}/{steps}", partial(corrected.gated, name, steps)) for name in GATES)
+    yield Cell("cost", corrected.cost)
 
 
-def gated_trials(run: Run, seed: int, count: int) -> list[Trial]:
-    """Episodes of the gates."""
-    return [Trial(GATED_AT, episode, seed, run.out) for episode in range(count)]
-
-
-def train(folder: Path, run: Run) -> dict[str, Any]:
+def train(seed: int, folder: Path, run: Run) -> dict[str, Any]:
     """Trains the policy that continues actions under way."""
-    specact("train", RECIPE, "--out", (folder / "run").resolve())
+    recipe = folder / "recipe.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(f"{RECIPE.read_text()}seed = {seed}\n")
+    specact("train", recipe.resolve(), "--out", (folder / "run").resolve(), "--jobs", run.pool.workers, folder=ROOT)
     bundle = load_flow(folder / "run" / "bundles" / TRAINED)
     return {"fingerprint": bundle.fingerprint, "training": bundle.manifest.training}
 
 
-def measure(method: str, delay: int, folder: Path, run: Run) -> dict[str, Any]:
-    """The episodes of a method, the outcome of each as text."""
-    bundle = METHODS[method].bundle
-    if bundle != BASE:
-        run.result("training" if bundle == TRAINED else f"correctors/{bundle}")
-    trials = [Trial(delay, episode, run.seed, run.out) for episode in range(run.few(EPISODES))]
-    found = {trial.episode: episode for trial, episode in run.pool.each(METHODS[method].run, trials)}
-    return summary_of([found[number] for number in sorted(found)])
+def measure(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
+    """A method in trials like this one."""
+    if method.needs:
+        run.result(method.needs)
+    return played(method.run, of, run, run.seed, EPISODES)
 
 
-def summary_of(episodes: list[Episode]) -> dict[str, Any]:
-    """Success, the mean of every measure, and requests a second."""
-    rows = [asdict(episode) for episode in episodes]
-    won = [row["success"] for row in rows]
-    means = {name: np.array([row[name] for row in rows]) for name in MEASURES}
-    return {
-        "won": "".join(str(int(each)) for each in won), "success": asdict(wilson(sum(won), len(won))),
-        **{name: asdict(bootstrap_interval(values)) for name, values in means.items()},
-        "requests_hz": sum(row["chunks"] for row in rows) / sum(row["task_s"] for row in rows),
-        "scores": [round(row["score"], 4) for row in rows],
-    }  # fmt: skip
+def choose(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
+    """A method at its own best cadence, chosen on other episodes; a chunk must be long enough for it and the delay."""
+    cadences = [replace(of, every=every) for every in TRIED if of.delay <= every <= CHUNK - of.delay]
+    tried = {each.every: played(method.run, each, run, run.seed + 1, CHOSEN) for each in cadences}
+    best = max(tried, key=lambda every: (tried[every]["success"]["mean"], tried[every]["score"]["mean"]))
+    found = measure(method, replace(of, every=best), folder, run)
+    return {"every": best, "tried": {every: of["won"] for every, of in tried.items()}, **found}
 
 
 @cache
 def _policy(method: Alone, out: Path) -> FlowPolicy:
-    bundle = load_flow(out / "training" / "run" / "bundles" / TRAINED if method.bundle == TRAINED else method.bundle)
+    bundle = load_flow(out / method.needs / "run" / "bundles" / TRAINED if method.needs else method.bundle)
     delays = 0 if method.guided else bundle.delays
     return FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=STEPS, delays=delays)
 
 
-@cache
-def _world() -> MovingWorld:
-    return MovingWorld(load_task(TASK), pace=PACE)
-
-
 def report(results: Results) -> Report:
-    """Every method at every delay, its difference from its rivals, success over delay, and what the gates buy."""
-    found = {name: {int(delay): row for delay, row in rows.items()} for name, rows in results["success"].items()}
-    cells = [(method, delay, found[method][delay]) for method in METHODS for delay in sorted(found.get(method, {}))]
-    rows = [
-        {"method": method, "delay": delay, **{key: row[key] for key in ("success", *MEASURES, "requests_hz")}}
-        for method, delay, row in cells
+    """Every method at every delay and on every link, its difference from its rivals, and what the gates buy."""
+    ball = WORLDS["success"].name
+    names = {p: WORLDS[p].name if p in WORLDS else f"{ball} over {p}" for p in PLAYED}
+    groups = {p: _rows(results.get(p, {}), PLAYED[p], f"{names[p]}, d = ", p) for p in PLAYED} | {
+        "own": _rows(results.get("cadence", {}), PACED, f"{ball} at its own cadence, d = ", "own"),
+        "gates": _rows(results.get("gate", {}), GATES, f"{ball}, requests of every ", "success"),
+    }
+    rows = {(row["on"], row["method"]): row for group in groups.values() for row in group if row["at"]}
+    won = {at: len(row["won"]) for at, row in rows.items()}
+    pairs = [
+        (rows[on, first], rows[on, second]) for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
+        if 0 < won.get((on, first), 0) == won.get((on, second))
     ]  # fmt: skip
-    gates = [
-        {"gate": name, "every": steps, **results["gate"][name][str(steps)]}
-        for steps in CADENCES for name in GATES if str(steps) in results.get("gate", {}).get(name, {})
-    ]  # fmt: skip
-    won = {(method, f"{TASK}, d = {delay}"): row["won"] for method, delay, row in cells}
-    won |= {(row["gate"], _gated_on(row["every"])): row["won"] for row in gates}
-    contrasts = [(f"{TASK}, d = {delay}", *pair) for delay in DELAYS[1:] for pair in RIVALS]
-    contrasts += [(_gated_on(steps), "staleness", rival) for steps in CADENCES for rival in ("cadence", "random")]
     family = one_family(
-        {"on": on, "measure": "success", "first": first, "second": second, **asdict(contrast(
-            *(np.array([*map(float, won[method, on])]) for method in (first, second))))}
-        for on, first, second in contrasts if 0 < len(won.get((first, on), "")) == len(won.get((second, on), ""))
+        {"on": first["on"], "measure": "success", "first": first["method"], "second": second["method"],
+         **asdict(contrast(*(np.array([*map(float, row["won"])]) for row in (first, second))))}
+        for first, second in pairs
     )  # fmt: skip
-    table = Table(
-        "success", f"{EPISODES} paired episodes of {TASK} at pace {PACE:g}; d: control steps of 50 ms "
-        "until a chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions.",
-        "method | d | success | score | largest step at a seam | jerk at seams | jerk of the ball | requests [1/s]",
-        "`{method}` | {delay} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
-        "| {jerk[mean]:.0f} | {requests_hz:.1f}", rows,
-    )  # fmt: skip
-    gate = Table(
-        "gates", f"`corrected_hidden` at d = {GATED_AT}, asking as often as every so many steps would. The thresholds "
-        f"are of {CALIBRATED} other episodes.",
-        "gate | every | success | score | jerk of the ball | requests [1/s]",
-        "`{gate}` | {every} | {success:ci2} | {score:ci2} | {jerk[mean]:.0f} | {requests_hz:.1f}", gates,
-    )  # fmt: skip
-    facts: dict[str, Any] = {f"{row['method']}_{row['delay']}": row for row in rows} | {"cost": results.get("cost")}
-    facts |= {f"{row['gate']}_{row['every']}": row for row in gates}
-    facts |= {f"{test['first']}_{test['second']}_{test['on'].rpartition(' ')[2]}": test for test in family}
-    shown = [method for method in SHOWN if method in found]
-    series = {m: points_of({row["delay"]: row["success"] for row in rows if row["method"] == m}) for m in shown}
-    draw = partial(draw_series, series, "delay d [control steps]", "success")
-    tables = [table, *[gate] * bool(gates), contrast_table(family), glossary(METHODS)]
-    picture = Picture("delay-success.svg", draw)
-    return Report(tables, facts, [picture], also={TABLE: advised(rows)})
+    facts = {row["fact"].format(row["method"]): row for group in groups.values() for row in group}
+    for test, (first, second) in zip(family, pairs, strict=True):
+        facts[first["fact"].format(f"{first['method']}_{second['method']}")] = test
+    groups["links"] = [{**row, "link": link} for link in RECORDED for row in groups[link]]
+    # Of every table what a row is, and its first columns.
+    abouts = {
+        world: (
+            f"{EPISODES} paired episodes of {of.name}; d: control steps of {1e3 / of.task.rate_hz:.0f} ms until a "
+            "chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions.",
+            "method | d", "`{method}` | {at}",
+        ) for world, of in WORLDS.items()
+    } | {
+        "links": (
+            f"{EPISODES} paired episodes of {ball} over recorded links; an inference takes {1e3 * INFERENCE_S:.0f} ms. "
+            "Without a chunk: share of the time in which the robot stands still, or its draft acts.",
+            "link | method | without a chunk", "{link} | `{method}` | {starved[mean]:.2f}",
+        ),
+        "own": (f"Each at its best of {CHOSEN} other episodes.", "method | d | every", "`{method}` | {at} | {every}"),
+        "gates": (f"`corrected_hidden` at d = {corrected.GATED_AT}, asking as often as every so many steps would; of "
+                  f"{corrected.CALIBRATED} other episodes are the thresholds.", "gate | every", "`{method}` | {at}"),
+    }  # fmt: skip
+    heads = "success | score | largest step at a seam | jerk at seams | jerk | requests [1/s]"
+    cells = "{success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} | {jerk[mean]:.0f}"
+    tables = [
+        Table(name, about, f"{first} | {heads}", f"{own} | {cells} | {{requests_hz:.1f}}", groups[name])
+        for name, (about, first, own) in abouts.items() if groups[name]
+    ]  # fmt: skip
+    tables += [contrast_table(family), glossary(METHODS | LATE)]
+    drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
+    picture = Picture("delay-success.svg", partial(draw_delays, drawn))
+    return Report(tables, facts | {"cost": results.get("cost")}, [picture], also={TABLE: advised(groups)})
 
 
-def _gated_on(steps: int) -> str:
-    return f"{TASK}, requests of every {steps}"
+def _rows(found: Results, methods: Iterable[str], on: str, start: str) -> list[dict[str, Any]]:
+    """Of every method and number what was measured, under which condition, and the name of its fact."""
+    return [
+        {"method": name, "at": int(at), "on": f"{on}{at}", "fact": f"{start}_{{}}_{at}".removeprefix("success_"),
+         **{key: value for key, value in found[name][at].items() if key != "scores"}}
+        for name in methods for at in sorted(found.get(name, {}), key=int)
+    ]  # fmt: skip
 
 
-def advised(rows: list[dict[str, Any]]) -> str:
+def draw_delays(groups: Mapping[str, list[dict[str, Any]]]) -> Figure:
+    """Success over delay, one world beside the other."""
+    figure = Figure(figsize=(4.8 * len(groups), 3.6), layout="constrained")
+    for axes, (name, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
+        shown = {m: {row["at"]: row["success"] for row in rows if row["method"] == m} for m in SHOWN}
+        series = {method: points_of(points) for method, points in shown.items() if points}
+        add_series(axes, series, "delay d [control steps]", "success", name)
+    return figure
+
+
+def advised(groups: Mapping[str, list[dict[str, Any]]]) -> str:
     """The table of the package for ``specact doctor`` and ``specact advise``."""
-    about = f"{EPISODES} episodes at pace {PACE:g}, control steps of 50 ms; the device sees what the target sees"
-    success = [[row["method"], row["delay"], *(round(value, 4) for value in row["success"].values())] for row in rows]
-    kept = [json.dumps(row) for row in success if row[0] in WAYS]
-    return f'{{"{TASK}": {{"about": "{about}", "rows": [\n' + ",\n".join(kept) + "\n]}}\n"
+    studies = []
+    for world, of in WORLDS.items():
+        about = f"{EPISODES} episodes; the device sees what the target sees"
+        rows = ",\n".join(
+            json.dumps([row["method"], row["at"], *(round(value, 4) for value in row["success"].values())])
+            for row in groups[world] if row["method"] in WAYS
+        )  # fmt: skip
+        studies += [f'"{of.name}": {{"about": "{about}", "rows": [\n{rows}\n]}}'] * bool(rows)
+    return "{" + ",\n".join(studies) + "}\n"

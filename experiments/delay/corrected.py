@@ -15,51 +15,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
+from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
+from experiments.delay import worlds
+from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
 from experiments.grid import ROOT, Cell, Run, specact
 from experiments.measure import interleaved, relative_costs
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.gates.settings import GateSettings
-from specact.lab.envs.ball import CHASE, BallEnv
-from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.episode import Episode, Pairing, run_pair
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.steps import OBSERVATION
 from specact.links.model import SteadyLink
 from specact.load import load_pair
+from specact.observation import Window
 from specact.pair import Pair
-from specact.systems.corrector import CorrectorParts, Staleness, corrected
+from specact.systems.corrector import NO_CHUNK, Corrector, CorrectorParts, Staleness, corrected
 from specact.types import Proposal
 
 RECIPE = ROOT / "recipes" / "corrector-ball-chase.toml"
-BASE, PACE, EVERY = "ball-chase-flow", 0.1, 4
-# Control steps; the controls are measured where the methods part.
-DELAYS, PARTED = (0, 1, 2, 4, 6, 8), (4, 6)
-JUDGED, CALIBRATED = 100, 10  # episodes
+PARTED = (4, 6)  # control steps, where the methods part
+CALIBRATED = 10  # episodes
 # A link of no time at all: the delay is that of the inference.
 _FREE = SteadyLink(rtt_ms=0.0, jitter_ms=0.0, up_mbit_s=1e12, down_mbit_s=1e12)
-
-
-class HiddenGoal(BallEnv):
-    """Ball-chase that also shows ``ball [8]``, the state without the goal."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        seen = self.observation_space
-        assert isinstance(seen, spaces.Dict)
-        self.observation_space = spaces.Dict({**seen.spaces, "ball": spaces.Box(-4.0, 4.0, (8,), np.float32)})
-
-    def look(self) -> dict[str, NDArray[np.float32]]:
-        seen = super().look()
-        return {**seen, "ball": seen["state"][:8]}
-
-
-TASK = replace(CHASE, make=partial(HiddenGoal, pace=None, goal_in_state=True, graded=True))
-HIDDEN = f"{__name__}:TASK"
 
 
 @dataclass(frozen=True)
@@ -68,8 +48,8 @@ class Corrected:
 
     Attributes:
         method: of the recipe; or ``first``, from stale chunks alone, or ``shuffled``, with other steps' observations.
-        hidden: whether it does not see the goal. ``training``: the seed of its training.
-        delays: at which it is measured.
+        hidden: whether it does not see the goal. ``training``: the seed of its training. ``late``: corrects nothing.
+        delays: at which it is measured. ``world``: whose target it corrects.
     """
 
     about: str
@@ -77,25 +57,50 @@ class Corrected:
     hidden: bool = False
     training: int = 0
     delays: tuple[int, ...] = DELAYS
+    world: str = "success"
+    late: bool = False
 
     @property
     def bundle(self) -> str:
         """Its name."""
-        return f"{self.method}-{'hidden-' * self.hidden}{self.training}"
+        of = "" if self.world == "success" else f"{self.world}-"
+        return f"{of}{self.method}-{'hidden-' * self.hidden}{self.training}"
+
+    @property
+    def needs(self) -> str:
+        """The cell of its training."""
+        return f"correctors/{self.bundle}"
 
     def folder(self, out: Path) -> Path:
         """Of its bundle, in that of the run."""
         return out / "correctors" / self.bundle / "run" / "bundles" / self.bundle
 
-    def run(self, trial: Any, gate: GateSettings | None = None) -> Episode:
-        """The episode of a trial, with another gate than the cadence; its ``chunks`` are the requests sent."""
-        pair, world = _pair(self.folder(trial.out)), _world()
+    def run(self, trial: Trial, gate: GateSettings | None = None) -> Episode:
+        """The episode of a trial; its ``chunks`` are the requests sent, ``stall_s`` is the time without a chunk."""
+        pair, world = _pair(self.folder(trial.out)), made(trial.place)
         if gate is None:
-            gate = every(max(EVERY, trial.delay)) if pair.corrects else GateSettings("never")
-        pairing = Pairing(gate, _FREE, 0.0, trial.delay * world.period_s, math.inf)
-        start = episode_seed(trial.seed, trial.episode, world.task)
-        episode, counts = run_pair(world, pair, pairing, start=start, seed=trial.seed, episode=trial.episode)
-        return replace(episode, chunks=counts["transmitted"])
+            gate = every(trial.cadence) if pair.corrects else GateSettings("never")
+        # The late one's bound is below the last bit of every action.
+        bound = tuple(tuple(1e-30 if self.late else of for of in row) for row in pair.parts.spec.bound)
+        device = Watched(pair.parts.network.run, structs.replace(pair.parts.spec, bound=bound))
+        target_s = INFERENCE_S if trial.place in RECORDED else trial.delay * world.period_s
+        link = trial.recorded if trial.place in RECORDED else _FREE
+        episode, counts = run_pair(
+            world, replace(pair, drafter=lambda: device), Pairing(gate, link, 0.0, target_s, math.inf),
+            start=episode_seed(trial.seed, trial.episode, world.task), seed=trial.seed, episode=trial.episode,
+        )  # fmt: skip
+        return replace(episode, chunks=counts["transmitted"], stall_s=device.without * world.period_s)
+
+
+class Watched(Corrector):
+    """A corrector that counts the steps ``without`` a chunk."""
+
+    without = 0
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        proposal = super().propose(window, rng)
+        self.without += proposal.evidence is NO_CHUNK
+        return proposal
 
 
 def every(steps: int) -> GateSettings:
@@ -109,31 +114,38 @@ CORRECTED: dict[str, Corrected] = {
     "draft": Corrected("control: the same network without the chunk, which never asks", "draft"),
     "corrected_hidden": Corrected("corrected; the device does not see the goal", "corrector", True),
     "draft_hidden": Corrected("control: the draft alone; the device does not see the goal", "draft", True),
-    "newest_hidden": Corrected(
-        "control: without what was seen when the chunk was asked for", "newest", True, 0, PARTED
-    ),
-    "first_hidden": Corrected(
-        "control: learned from stale chunks alone, none of its own states", "first", True, 0, PARTED
-    ),
+    "newest_hidden": Corrected("control: without what was seen when it asked", "newest", True, 0, PARTED),
+    "first_hidden": Corrected("control: learned from stale chunks alone", "first", True, 0, PARTED),
     "shuffled_hidden": Corrected("control: learned with observations of other steps", "shuffled", True, 0, PARTED),
     "corrected_hidden_1": Corrected("second training", "corrector", True, 1, PARTED),
     "corrected_hidden_2": Corrected("third training", "corrector", True, 2, PARTED),
+}
+PUSHED: dict[str, Corrected] = {
+    name: replace(CORRECTED[name], world="pusht", delays=(0, 2, 4, 8))
+    for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
+}  # fmt: skip
+LATE = {
+    f"late{of}": replace(CORRECTED[f"corrected{of}"], about="control: the chunk as it is, else the draft", late=True)
+    for of in ("", "_hidden")
 }
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 
 def training_cells() -> Iterator[Cell]:
     """A cell for every bundle that the methods need, that of the rollouts' player before those that learn from them."""
-    first = [replace(each, method="first") for each in CORRECTED.values() if each.method != "a2c2"]
-    for each in {each.bundle: each for each in (*first, *CORRECTED.values())}.values():
-        yield Cell(f"correctors/{each.bundle}", partial(_train, each))
+    every = [*CORRECTED.values(), *PUSHED.values()]
+    first = [replace(each, method="first") for each in every if each.method != "a2c2"]
+    for each in {each.bundle: each for each in (*first, *every)}.values():
+        yield Cell(each.needs, partial(_train, each))
 
 
 def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
     recipe, out = folder / "recipe.toml", folder / "run"
     method = "corrector" if of.method in ("first", "shuffled") else of.method
-    changes = f'method = "{method}"\n'
-    changes += f"seed = {of.training}\n" + f'env = "{HIDDEN}"\nsees = ["ball"]\n' * of.hidden
+    world, changes = WORLDS[of.world], f'method = "{method}"\nseed = {of.training}\n'
+    changes += f'sees = ["{world.hidden}"]\n' * of.hidden
+    if of.hidden or of.world == "pusht":
+        changes += f'env = "{worlds.__name__}:{"PUSHT" if of.world == "pusht" else "BALL"}"\n'
     if of.method not in ("first", "a2c2"):
         changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'
         recorded = replace(of, method="corrector").folder(run.out).parents[1] / "rollouts"
@@ -142,8 +154,9 @@ def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
             if of.method == "shuffled":
                 _shuffle(out / "rollouts")
     folder.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(RECIPE.read_text().replace('"ball-chase-corrector"', f'"{of.bundle}"') + changes)
-    specact("train", recipe.resolve(), "--out", out.resolve(), folder=ROOT)
+    text = RECIPE.read_text().replace('"ball-chase-corrector"', f'"{of.bundle}"').replace(BASE, world.base)
+    recipe.write_text(text.replace("episodes = 200", f"episodes = {world.learned}") + changes)
+    specact("train", recipe.resolve(), "--out", out.resolve(), "--jobs", run.pool.workers, folder=ROOT)
     manifest = load_pair(out / "bundles" / of.bundle).parts
     return {"fingerprint": manifest.fingerprint, "bound": list(manifest.spec.bound)}
 
@@ -166,60 +179,43 @@ class Chance(Staleness):
 GATES = {"staleness": "staleness", "random": f"{__name__}:Chance", "cadence": "periodic"}
 
 
-Trials = Callable[[Run, int, int], list[Any]]
-Summary = Callable[[list[Episode]], dict[str, Any]]
-
-
-def gate_cells(trials: Trials, summary: Summary) -> Iterator[Cell]:
-    """A cell for every gate and cadence: as many requests, and what they buy."""
-    for steps in CADENCES:
-        for name in GATES:
-            yield Cell(f"gate/{name}/{steps}", partial(_gated, name, steps, trials, summary))
-
-
-def _gated(name: str, steps: int, trials: Trials, summary: Summary, folder: Path, run: Run) -> dict[str, Any]:
+def gated(name: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
     """A gate whose threshold, on other episodes, asks as often as the cadence does, on the judged ones."""
-    run.result(f"correctors/{GATED.bundle}")
+    run.result(GATED.needs)
 
-    def played(gate: GateSettings, seed: int, count: int) -> dict[str, Any]:
-        pool, episodes = run.pool, trials(run, seed, count)
-        found = {trial.episode: episode for trial, episode in pool.each(partial(GATED.run, gate=gate), episodes)}
-        return summary([found[number] for number in sorted(found)])
+    def at(gate: GateSettings, seed: int, count: int) -> dict[str, Any]:
+        return played(partial(GATED.run, gate=gate), Trial(GATED_AT), run, seed, count)
 
-    gate, few = every(steps), run.few(CALIBRATED)
+    gate = every(steps)
     if name != "cadence":
-        wanted, low, high = played(gate, run.seed + 1, few)["requests_hz"], 0.0, 2.0
+        wanted, low, high = at(gate, run.seed + 1, CALIBRATED)["requests_hz"], 0.0, 2.0
         for _ in range(8):
             gate = GateSettings(GATES[name], (low + high) / 2)
-            often = played(gate, run.seed + 1, few)["requests_hz"] > wanted
+            often = at(gate, run.seed + 1, CALIBRATED)["requests_hz"] > wanted
             low, high = (gate.threshold, high) if often else (low, gate.threshold)
-    return {"threshold": gate.threshold, **played(gate, run.seed, run.few(JUDGED))}
+    return {"threshold": gate.threshold, **at(gate, run.seed, EPISODES)}
 
 
 def cost(folder: Path, run: Run) -> dict[str, Any]:
-    """Time of a correction and of a chunk, and the parameters of their networks."""
-    parts: CorrectorParts = load_pair(GATED.folder(run.out)).parts
+    """Time of a correction, of a draft and of a chunk, and the parameters of their networks."""
+    bundles = {"corrector": GATED.folder(run.out), "draft": CORRECTED["draft_hidden"].folder(run.out)}
+    parts: CorrectorParts = load_pair(bundles["corrector"]).parts
     spec, asks, target = parts.spec, parts.spec.chunks, parts.target
-    seen, window = spec.observation.zeros().arrays, asks.observation.zeros()
+    seen, window = spec.observation.zeros(), asks.observation.zeros()
     chunk, rng = np.zeros((asks.chunk, asks.actions), np.float32), np.random.default_rng(0)
+    draft = load_pair(bundles["draft"]).drafter()
     kinds: dict[str, Callable[[int], object]] = {
-        "corrector": lambda age: corrected(parts.network.run, spec, chunk, age, seen, seen),
+        "corrector": lambda age: corrected(parts.network.run, spec, chunk, age, seen.arrays, seen.arrays),
+        "draft": lambda age: draft.propose(seen, rng),
         "target": lambda age: target.infer(window, rng),
     }
     seconds = interleaved(kinds, [number % asks.chunk for number in range(run.few(400))], rng)
-    bundles = {"corrector": GATED.folder(run.out), "target": find_bundle(BASE)}
-    sizes = {name: read_manifest(folder).parameters for name, folder in bundles.items()}
-    return {
-        **relative_costs(seconds, seconds["target"]),
-        "parameters": {name: sum(parts.values()) for name, parts in sizes.items()},
+    sizes = {name: read_manifest(of).parameters for name, of in {**bundles, "target": find_bundle(BASE)}.items()}
+    return relative_costs(seconds, seconds["target"]) | {
+        "parameters": {name: sum(of.values()) for name, of in sizes.items()}
     }
 
 
 @cache
 def _pair(bundle: Path) -> Pair[Any]:
     return load_pair(bundle)
-
-
-@cache
-def _world() -> MovingWorld:
-    return MovingWorld(TASK, pace=PACE)

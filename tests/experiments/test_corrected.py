@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,8 @@ import pytest
 pytest.importorskip("mujoco")
 
 from experiments.delay import corrected
-from experiments.delay.corrected import CORRECTED, TASK, Corrected, training_cells
+from experiments.delay.corrected import CORRECTED, PUSHED, Corrected, training_cells
+from experiments.delay.worlds import BALL, EVERY, PUSHT, Trial
 from experiments.grid import Run
 
 
@@ -28,27 +27,30 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_every_method_has_its_bundle_and_the_goal_is_hidden_from_the_device_alone() -> None:
     names = [cell.name for cell in training_cells()]
-    assert len(names) == len(set(names)) and {f"correctors/{each.bundle}" for each in CORRECTED.values()} <= set(names)
-    env = TASK.make(render_mode=None, pace=0.1)
-    seen, _ = env.reset(seed=1)
-    np.testing.assert_array_equal(seen["ball"], seen["state"][:8])
-    assert not np.array_equal(seen["state"][8:10], [0.0, 0.0])
-    env.close()
+    assert len(names) == len(set(names)) and {
+        f"correctors/{each.bundle}" for each in (*CORRECTED.values(), *PUSHED.values())
+    } <= {*names}
+    for task, name, count in ((BALL, "ball", 8), (PUSHT, "agent", 2)):
+        env = task.make(render_mode=None, pace=0.1)
+        seen, _ = env.reset(seed=1)
+        np.testing.assert_array_equal(seen[name], seen["state"][:count])
+        assert seen["state"][count:].any() and seen in env.observation_space
+        env.close()
 
 
 @pytest.mark.usefixtures("few")
 def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path) -> None:
     hidden = Corrected("", "corrector", hidden=True)
     draft = replace(hidden, method="draft")
-    trial: Any = SimpleNamespace(delay=2, episode=0, seed=1, out=tmp_path)
+    trial = Trial(2, seed=1, out=tmp_path)
     first, shuffled = replace(hidden, method="first"), replace(hidden, method="shuffled")
     cells = {f"correctors/{each.bundle}": each for each in (first, hidden, draft, shuffled)}
     for name, each in cells.items():
         made = corrected._train(each, tmp_path / name, Run(tmp_path))
         assert len(made["bound"]) == 16
     episode = hidden.run(trial)
-    steps = round(episode.task_s * TASK.rate_hz)
-    assert episode.chunks == -(-steps // corrected.EVERY) and draft.run(trial).chunks == 0
+    steps = round(episode.task_s * BALL.rate_hz)
+    assert episode.chunks == -(-steps // EVERY) and draft.run(trial).chunks == 0
     assert hidden.run(trial).task_s == episode.task_s, "it is deterministic"
     recorded = [tmp_path / name / "run" / "rollouts" for name in cells]
     files = [[file.read_bytes() for file in sorted(folder.iterdir())] for folder in recorded]
