@@ -38,7 +38,7 @@ RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
 # Episodes per rate, and states branched in each, on average.
 SIZES = {"ball": (120, 10), "swarm": (120, 10)}
 # Of gates in closed loop: rates, episodes, in parts; those that a threshold is from; states branched in each of these.
-GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1, 0.2), 200, 4, 20, 10
+GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1,), 100, 2, 20, 10
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 VALUE = "value oracle"
 FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
@@ -269,7 +269,7 @@ def gated(rate: float, gate: str, folder: Path, run: Run) -> dict[str, Any]:
 
     by = "" if gate == "random" else gate
     for used in ("", by, by)[: 3 * bool(by)]:
-        cut = threshold_for_rate(np.array(play(calibrating(run, JUDGED), used)[2]), wanted)
+        cut = threshold_for_rate(np.array(play(calibrating(run, 3 * CALIBRATION), used)[2]), wanted)
     found, asked, _ = play(range(run.few(JUDGED // PARTS) * PARTS), by)
     return {"won": found, "asked": sum(asked), "inferences": len(asked), "cut": cut}
 
