@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
-from experiments.report import Picture, Report, Table
-from specact.lab.rollout.statistics import wilson
+from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
+from specact.lab.rollout.statistics import contrast, wilson
 
 Floats = NDArray[np.float64]
 ORACLE, HEAD, SHUFFLED = "value oracle", "value head", "shuffled oracle"
@@ -132,7 +133,15 @@ def report(results: Mapping[str, Any]) -> Report:
             add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
         return figure
 
+    tests, gates = closed_loop(results["gate"])
+    own = [
+        row for row in tests if row["second"] == "random" and row["first"] in ("deviation", "uncertainty", "learned")
+    ]
     facts: dict[str, Any] = {
+        "gated": len(gates[0]["won"]), "tests": len(tests),
+        "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
+        "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
+        "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
         "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
         "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
     }  # fmt: skip
@@ -143,4 +152,31 @@ def report(results: Mapping[str, Any]) -> Report:
             facts[pair][f"{name} above"] = sum(row[name]["low"] > 0 for row in of)
             facts[pair][f"{name} below"] = sum(row[name]["high"] < 0 for row in of)
         facts[pair] |= {f"at {row['rate']}": row for row in of}
-    return Report([headroom, gains], facts, [Picture("value.svg", draw)])
+    closed = Table(
+        "gates", f"Gates on swarm in closed loop, on the same {facts['gated']} episodes; others at the rate that the "
+        "greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
+        "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}",
+        [row | {"won": None} for row in gates],
+    )  # fmt: skip
+    return Report([headroom, gains, closed, contrast_table(tests)], facts, [Picture("value.svg", draw)])
+
+
+def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Contrasts of the greedy gate with all others and of these with random, and a row per rate and gate."""
+    rows, tests = [], []
+    for rate, found in rates.items():
+        parts = [found[ORACLE][part] for part in sorted(found[ORACLE])]
+        merged = {key: sum(part[key] for part in parts) for key in ("asked", "inferences")}
+        merged["won"] = "".join(part["won"] for part in parts)
+        won = {}
+        for gate, row in {ORACLE: merged, **{name: row for name, row in found.items() if name != ORACLE}}.items():
+            won[gate] = np.array([float(letter) for letter in row["won"]])
+            success = vars(wilson(int(won[gate].sum()), len(won[gate])))
+            rows.append({"rate": rate, "gate": gate, "won": row["won"], "success": success,
+                         "asked": row["asked"] / row["inferences"]})  # fmt: skip
+        names = [name for name in won if name != ORACLE]
+        pairs = [(ORACLE, name) for name in names] + [(name, "random") for name in names if name != "random"]
+        tests += under(rate, [
+            {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in pairs
+        ])  # fmt: skip
+    return one_family(tests), rows

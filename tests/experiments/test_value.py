@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.value import BaseGate, Branchable, begin, differences, robots_of, to_end
-from experiments.value.tables import bound, gain, split_gain
+from experiments.value import BaseGate, Branchable, above, begin, differences, robots_of, to_end
+from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import HYBRID
@@ -135,3 +135,27 @@ def test_ties_do_not_choose_by_the_order_of_states() -> None:
     early = np.arange(100.0)[::-1]  # whoever asks first would gain
     assert gain(np.zeros(100), early, 0.2, 10) == pytest.approx(0.0)
     assert gain(early, early, 0.2, 10) > 0
+
+
+def test_a_threshold_asks_above_it_and_at_it_with_its_probability() -> None:
+    assert [above(score, (0.5, 0.25), 0.3) for score in (0.4, 0.5, 0.6)] == [False, False, True]
+    assert above(0.5, (0.5, 0.25), 0.2)
+
+
+def test_an_order_or_a_score_decides_instead_of_chance_and_leaves_copies_to_it(family: FamilyRollout) -> None:
+    robots = robots_of(family.pair, 0.0, 0, range(4), family)
+    for robot, (by, threshold) in zip(robots, [("", 0.0), ("learned", -1.0), ("learned", 2.0), ("", 0.0)], strict=True):
+        robot.gate.by, robot.gate.cut = by, (threshold, 0.0)
+    robots[3].gate.order = True
+    records, *_ = control_step(robots, family)
+    assert [record.decision.transmit for record in records] == [False, True, False, True]
+
+
+def test_parts_of_the_greedy_gate_are_one_and_every_gate_meets_its_rivals() -> None:
+    part, other = ({"won": won, "asked": asked, "inferences": 10} for won, asked in (("10", 2), ("11", 4)))
+    gates = {ORACLE: {"0": part, "1": other}, "random": {"won": "0011", "asked": 6, "inferences": 20}}
+    tests, rows = closed_loop({"0.1": gates | {"learned": gates["random"]}})
+    assert (rows[0]["gate"], rows[0]["won"], rows[0]["asked"]) == (ORACLE, "1011", 0.3)
+    assert [(test["first"], test["second"]) for test in tests] == [
+        (ORACLE, "random"), (ORACLE, "learned"), ("learned", "random"),
+    ]  # fmt: skip
