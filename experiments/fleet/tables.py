@@ -14,7 +14,11 @@ from experiments.figures import Point, add_series
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
 from specact.lab.rollout.statistics import bootstrap_interval, contrast
 
-SHOWN = ("draft", "late always", "late random", "late learned", "late adahi", "central random", "central learned")
+# Disciplines of the picture, by the method in whose colour they are drawn.
+SHOWN = {
+    "draft": "draft", "hybrid": "late always", "random": "late random", "learned": "late learned",
+    "adahi": "late adahi", "plain_random": "central random", "learned_action": "central learned",
+}  # fmt: skip
 # The same rate, chosen; what the server's choice adds; and what limits and requests are worth.
 SELECTION = [(f"{ask}{score}", f"{ask}random") for ask in ("", "late ", "central ") for score in ("adahi", "learned")]
 CENTRAL = [(f"central {score}", f"late {score}") for score in ("random", "adahi", "learned")]
@@ -37,7 +41,7 @@ def report(results: Mapping[str, Any]) -> Report:
         pair: next(row for row in rows if row["discipline"] == "draft" and row["pair"] == pair) for pair in results
     }
     busy = sorted({(pair, size) for pair, size, name, _ in cells if name == "late random"})
-    at |= {(*on, "draft"): draft[on[0]] for on in busy}
+    at |= {(pair, size, "draft"): draft[pair] for pair, size, *_ in cells}
     family = one_family(
         row
         for on in busy
@@ -63,12 +67,14 @@ def report(results: Mapping[str, Any]) -> Report:
     def draw() -> Figure:
         figure = Figure(figsize=(4.8, 3.4 * len(pairs)), layout="constrained")
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
-            sizes = [size for of, size in busy if of == pair]
+            sizes = sorted({size for of, size, _ in at if of == pair})
             points = {
-                name: [Point(size, *(at[pair, size, name]["success"][part] for part in ("mean", "low", "high")))
-                       for size in sizes if (pair, size, name) in at] for name in SHOWN
+                style: [Point(size, *(at[pair, size, name]["success"][part] for part in ("mean", "low", "high")))
+                        for size in sizes if (pair, size, name) in at] for style, name in SHOWN.items()
             }  # fmt: skip
-            add_series(axes, {name: of for name, of in points.items() if of}, "robots at one server", "success", pair)
+            shown = {style: of for style, of in points.items() if of}
+            add_series(axes, shown, "robots at one server", "success", pair, SHOWN)
+            axes.set_xscale("log", base=2)
         return figure
 
     facts: dict[str, Any] = {"contrasts": len(family), "episodes": won_of(rows[0]).size, "robots": len(rows[0]["won"])}
