@@ -264,10 +264,8 @@ def verdict(contrast: Metrics) -> str:
 
 
 def interval_text(interval: Metrics, digits: int = 2, sign: str = "") -> str:
-    """A rate, mean or difference with its interval, if it has one."""
+    """A rate, mean or difference with its interval."""
     mean = next(interval[key] for key in ("rate", "mean", "difference", "relative") if key in interval)
-    if len(interval) == 1:
-        return f"{mean:{sign}.{digits}f}"
     low, high = ends(interval)
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 

@@ -70,13 +70,8 @@ _VIRTUAL = "in virtual time: mean of an inference [ms], with a 95 % interval fro
 ABOUT = {
     "virtual": f"{BUNDLE} {_VIRTUAL}",
     "tokens": f"{TOKENS} {_VIRTUAL}",
-    "sockets": f"{BUNDLE} over sockets: mean / 95th percentile of an inference [ms], and inferences without an answer",
-    "turns": f"{BUNDLE} over sockets: mean of an inference [ms], with a 95 % interval over turns / 95th percentile, "
+    "sockets": f"{BUNDLE} over sockets: mean of an inference [ms], with a 95 % interval over turns / 95th percentile, "
     "and inferences without an answer",
-}
-SHOWN = {
-    "sockets": "{LINK[mean_ms]:.0f} / {LINK[p95_ms]:.0f}, {LINK[missed]}",
-    "turns": "{LINK[mean]:ci0} / {LINK[p95_ms]:.0f}, {LINK[missed]}",
 }
 
 
@@ -289,10 +284,10 @@ def report(results: Results) -> Report:
         if (rows := [row for cell in links.values() for row in cell if row.get("budget", 1.0) == budget])
     }  # fmt: skip
     tables = [
-        *(of_methods(f"{kind}-{factor}{'-limited' * (budget < 1.0)}", f"{ABOUT[how]}; a device {factor} times slower, "
-                     f"the server's load at most {budget:g}.", rows, SHOWN.get(how, "{LINK[mean]:ci0}"))
-          for (kind, factor, budget), rows in groups.items()
-          for how in ("turns" if kind == "sockets" and "mean" in rows[0] else kind,)),
+        *(of_methods(f"{kind}-{factor}{'-limited' * (budget < 1.0)}", f"{ABOUT[kind]}; a device {factor} times slower, "
+                     f"the server's load at most {budget:g}.", rows,
+                     "{LINK[mean]:ci0}" + " / {LINK[p95_ms]:.0f}, {LINK[missed]}" * (kind == "sockets"))
+          for (kind, factor, budget), rows in groups.items()),
         Table(
             "forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording [bytes/s].",
             "link | inferences | mean | error: LSTM | last value | squared: LSTM | last value | mean of the past",

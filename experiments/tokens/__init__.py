@@ -198,12 +198,6 @@ def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
     }  # fmt: skip
 
 
-def boundary_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What a cell of :func:`boundary` has stored, with the area under the curve and its interval as one value."""
-    stored, ends = results["boundary"], {"mean": "auc", "low": "auc_low", "high": "auc_high"}
-    return {**stored, "auc": {end: stored[name] for end, name in ends.items() if name in stored}}
-
-
 def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     """Success of policies that need no decoding, or less of it, and the time of an inference beside greedy decoding."""
     success: dict[str, list[float]] = {}
@@ -246,8 +240,13 @@ def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60
 
 def report(results: Results) -> Report:
     """Success, time and passes of every decoding on every policy, and three families of contrasts."""
-    gains = {name: found["gain"]["decodings"] | found.get("times", {}) for name, found in results.items()}
+    gains = {name: found["gain"]["decodings"] | found["times"] for name, found in results.items()}
     summaries = {name: joined(found["methods"]) for name, found in results.items()}
+    # The area under the curve and its interval as one value.
+    boundaries = {
+        name: {**of, "auc": {"mean": of["auc"], "low": of["auc_low"], "high": of["auc_high"]}}
+        for name, of in ((name, found["boundary"]) for name, found in results.items())
+    }
     methods = {name: found["methods"] for name, found in summaries.items()}
     others = {
         name: {label: {"success": vars(wilson(*won)), "time": found["others"]["time"].get(label)}
@@ -299,7 +298,7 @@ def report(results: Results) -> Report:
             "policy | inferences | memory | head | boundary | with it | share | AUC | similarity | distance",
             "{policy} | {inferences:.0f} | {memory:.2f} | {head:.2f} | {boundary:.2f} | {chosen:.2f} | {share:.2f} "
             "| {auc:ci2} | {similarity:.2f} | {distance:.0f}",
-            [{"policy": name, **boundary_of(found)} for name, found in results.items()],
+            [{"policy": name, **of} for name, of in boundaries.items()],
         ),
         glossary(METHODS, "decodings"),
         Table(
@@ -323,7 +322,7 @@ def report(results: Results) -> Report:
             "{policy} | {tokens} | {of_action} | {scale:.3f} | {phi} | {plain_steps} | {least} | {most} | {history} "
             "| {ahead} | {specvla_first:ci2} | {kerv_first:ci2} | {specvla_first_of_action:ci2} "
             "| {kerv_first_of_action:ci2}",
-            [{"policy": name, **found["first_errors"]} for name, found in results.items() if "first_errors" in found],
+            [{"policy": name, **found["first_errors"]} for name, found in results.items()],
         ),
         Table(
             "closed-loop", "Every method in 200 paired episodes of each policy.",
@@ -344,10 +343,10 @@ def report(results: Results) -> Report:
     ]  # fmt: skip
     facts: dict[str, Any] = {
         name.removesuffix("-tokens"): {
-            "time": gains[name], "won": of, "other": others[name], "boundary": boundary_of(results[name]),
+            "time": gains[name], "won": of, "other": others[name], "boundary": boundaries[name],
             "gained": of["specvla"]["passes"] / of["heisd_fixed_no_switch"]["passes"],
             "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
-            **kerv_facts(gains[name], of["kerv"], results[name].get("first_errors")),
+            **kerv_facts(gains[name], results[name]["first_errors"]),
         }
         for name, of in methods.items()
     }  # fmt: skip
@@ -366,10 +365,10 @@ def report(results: Results) -> Report:
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
 
 
-def kerv_facts(time: Any, found: Any, first: Any) -> dict[str, Any]:
+def kerv_facts(time: Any, first: Any) -> dict[str, Any]:
     """KERV's time beside naive speculation's and Spec-VLA's, its passes for an action, its first errors."""
     of = {f"kerv_of_{name}": time["kerv"]["relative"] / time[name]["relative"] for name in ("strict", "specvla")}
-    return of | ({"first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"]} if first else {})
+    return {**of, "first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"]}
 
 
 def _closed_loop(summaries: Any) -> Iterator[dict[str, Any]]:
