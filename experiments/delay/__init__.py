@@ -95,7 +95,7 @@ RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchrono
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
 RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "late")]
-RIVALS += [("corrected", "late"), ("staleness", "cadence"), ("staleness", "random")]
+RIVALS += [("a2c2", "rtc"), ("corrected", "late"), ("staleness", "cadence"), ("staleness", "random")]
 SHOWN = ("append", "aligned", "rtc", "rtc_trained", "corrected", "corrected_hidden", "draft_hidden")
 
 
