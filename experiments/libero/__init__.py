@@ -20,6 +20,7 @@ from experiments.grid import Cell, Results, Run, evaluated, specact
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
+from experiments.tokens.methods import METHODS as TOKENS
 from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
@@ -34,8 +35,8 @@ from specact.types import Outcome, Proposal
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
 SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
-# Ten of each task, two with other words; shards of one episode of each.
-EPISODES, FEW, SHARD = 100, 20, 10
+# Ten of each task, fewer where a cell has many methods, two with other words; shards of one episode of each.
+EPISODES, FEWER, FEW, SHARD = 100, 50, 20, 10
 TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
@@ -61,6 +62,7 @@ class HalfRounds(Rounds):
 
 
 HALF = composed("half", HalfRounds("ten steps, half of each chunk executed"))
+DECODINGS = ("ar", "specvla", "last", "kerv", "kerv_fixed", "heisd_fixed", "last_fixed")
 # Of each policy its rows, the most informative ones first: methods, environment, episodes.
 Row = tuple[tuple[str | Method, ...], str, int]
 
@@ -75,26 +77,31 @@ POLICIES: dict[str, dict[str, Row]] = {
         **flow_rows(SPATIAL, "full", "full_1"),
         "blank": ((FLOW["full"],), f"{WORLDS}:BLANK", EPISODES),
         "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
-        "swap": ((FLOW["full"],), SWAP, EPISODES),
         "exact": ((FLOW["full"],), f"{WORLDS}:EXACT", EPISODES),
         **flow_rows(SPATIAL, "full_2", "full_5"),
         "half": ((HALF,), SPATIAL, EPISODES),
     },
-    "libero-spatial-state": {**flow_rows(SPATIAL, "full"), "swap": ((FLOW["full"],), SWAP, EPISODES)},
-    **{f"libero-spatial-flow-{seed}": flow_rows(SPATIAL, "full", "full_1") for seed in (1, 2)},
+    # Of the same demonstrations with cameras, in three seeds, and without.
+    "libero-spatial-flow-60": {**flow_rows(SPATIAL, "full"), "swap": ((FLOW["full"],), SWAP, EPISODES)},
+    **{f"libero-spatial-flow-60-{seed}": flow_rows(SPATIAL, "full") for seed in (1, 2)},
+    "libero-spatial-state": flow_rows(SPATIAL, "full"),
     "libero-spatial-draft": {"alone": ((ALONE,), SPATIAL, EPISODES)},
-    "libero-spatial-tokens": {"alone": ((ALONE,), SPATIAL, EPISODES)},
+    "libero-spatial-tokens": {
+        "alone": ((ALONE,), SPATIAL, EPISODES),
+        "decodings": (tuple(TOKENS[name] for name in DECODINGS), SPATIAL, 30),
+    },
+    "libero-spatial": {},
     "libero-object-flow": {
         **flow_rows(OBJECT, "full", "full_1", "full_2"),
-        "blank": ((FLOW["full"],), f"{WORLDS}:BLANK_OBJECT", EPISODES),
+        "blank": ((FLOW["full"],), f"{WORLDS}:BLANK_OBJECT", FEWER),
         "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED_OBJECT", FEW),
     },
     "libero-object-draft": {"alone": ((ALONE,), OBJECT, EPISODES)},
-    "libero-object-tokens": {"alone": ((ALONE,), OBJECT, EPISODES)},
 }  # fmt: skip
-# Of a target the draft, and methods that ask it at a rate.
-PAIRS = {f"libero-{suite}-flow": (f"libero-{suite}-draft", suite) for suite in ("spatial", "object")}
-GATED, RATES, CALIBRATED = ("draft", "random", "adahi", "hybrid"), (0.2, 0.4), 40
+# Of a target its draft, None for a pair of action codes; and methods that ask it at a rate.
+PAIRS = {"libero-spatial": None, "libero-spatial-flow": "libero-spatial-draft"}
+GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.4, 0.2), 20
+GATES = {f"gates-{rate}": rate for rate in RATES}
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -103,7 +110,8 @@ def plan(run: Run) -> Iterator[Cell]:
         for name, row in rows.items():
             yield Cell(f"{policy}/{name}", partial(measure, policy, row))
         if policy in PAIRS:
-            yield from (Cell(f"{policy}/gates-{rate}", partial(gated, policy, rate)) for rate in RATES)
+            yield from (Cell(f"{policy}/{name}", partial(gated, policy, rate)) for name, rate in GATES.items())
+        if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
 
 
@@ -115,14 +123,16 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
 
 
 def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
-    """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
-    draft, suite = PAIRS[policy]
-    pair = folder / "pair"
-    if not pair.exists():
-        make_pair(pair, draft, policy, PairSettings(env=f"libero-{suite}"))
-    if not (pair / "calibration").exists():
-        specact("calibrate", pair, "--rate", rate, "--episodes", run.few(CALIBRATED), *("--rounds", 1) * run.quick)
-    return succeeded(Evaluation(str(pair), f"libero-{suite}@benchmark", GATED, EPISODES, rate=rate), folder, run)
+    """The policy behind its draft, asked at a rate; gates are calibrated on drawn states, of a bundle before."""
+    pair, draft = policy, PAIRS[policy]
+    if draft is not None:
+        pair = str(folder / "pair")
+        if not Path(pair).exists():
+            make_pair(Path(pair), draft, policy, PairSettings(env="libero-spatial"))
+        if not (folder / "pair" / "calibration").exists():
+            few = ("--episodes", run.few(CALIBRATED), "--rounds", 1 if run.quick else 2)
+            specact("calibrate", pair, "--rate", rate, *few)
+    return succeeded(Evaluation(pair, SPATIAL, GATED, FEWER, rate=rate), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
         name: {
             "won": [int(value) for value in outcomes(folder, name)],
             "steps": [int(value) for value in outcomes(folder, name, "steps")],
-            **{key: of.get(key) for key in ("tasks", "inferences", "sent", "accepted")},
+            **{key: of.get(key) for key in ("tasks", "inferences", "sent", "accepted", "passes")},
         }
         for name, of in summary["methods"].items()
     }
@@ -148,28 +158,44 @@ def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     """A row for every method of every cell that is there."""
     for policy, rows in POLICIES.items():
-        for name in (*rows, *(f"gates-{rate}" for rate in RATES)):
+        for name in (*rows, *GATES):
             for method, of in results.get(policy, {}).get(name, {}).items():
-                label = f"{method}, {name.partition('-')[2]}" if name not in rows else name
+                label = name if len(results[policy][name]) == 1 else " ".join((method, *name.split("-")[1:]))
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 yield {
                     "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,
                     "success": asdict(wilson(int(won.sum()), len(won))),
                     "chunks": of["inferences"] / len(won), "actions": steps.sum() / of["inferences"],
-                    "tasks": of["tasks"],
+                    "tasks": of["tasks"], "sent": of["sent"] if name in GATES else None,
+                    "passes": of.get("passes"),
                 }  # fmt: skip
 
 
+# Of a row its rivals, as (policy or None for the same, name); every other row has the first one of its policy.
+RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
+    ("libero-spatial-state", "full"): (("libero-spatial-flow-60", "full"),),
+    **{
+        (policy, f"adahi {rate}"): ((None, f"random {rate}"), (None, f"draft {rate}"))
+        for policy in PAIRS for rate in RATES
+    },
+    ("libero-spatial-tokens", "specvla"): ((None, "ar"), (None, "last")),
+    ("libero-spatial-tokens", "kerv"): ((None, "ar"), (None, "kerv_fixed")),
+    ("libero-spatial-tokens", "heisd_fixed"): ((None, "ar"), (None, "last_fixed")),
+}  # fmt: skip
+
+
 def tests_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each method against the first one of its policy, on the episodes that both ran."""
-    tests, firsts = [], {row["policy"]: row for row in reversed(rows)}
-    for row in rows:
-        first = firsts[row["policy"]]
-        if row is not first:
-            count = min(row["episodes"], first["episodes"])
-            test = contrast(row["won"][:count], first["won"][:count])
-            on = {"on": row["policy"], "measure": "success", "first": row["name"], "second": first["name"]}
-            tests.append({**on, **asdict(test)})
+    """Each method against its rivals, on the episodes that both ran."""
+    tests, named = [], {(row["policy"], row["name"]): row for row in rows}
+    firsts = {row["policy"]: row["name"] for row in reversed(rows)}
+    for (policy, name), row in named.items():
+        for of, rival in RIVALS.get((policy, name), ((None, firsts[policy]),)):
+            other = named.get((of or policy, rival))
+            if other is not None and other is not row:
+                count = min(row["episodes"], other["episodes"])
+                test = contrast(row["won"][:count], other["won"][:count])
+                second = rival if of is None else f"{of} {rival}"
+                tests.append({"on": policy, "measure": "success", "first": name, "second": second, **asdict(test)})
     return one_family(tests) if tests else []
 
 
@@ -177,7 +203,7 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """TISED's task time, failures at the limit counted: the world waits for every chunk; paired with ten steps."""
     for policy in dict.fromkeys(row["policy"] for row in rows):
         found = {row["name"]: row for row in rows if row["policy"] == policy and row["name"] in STEPS}
-        for name, row in found.items() if "full" in found else ():
+        for name, row in found.items() if {"full", "full_1"} <= found.keys() else ():
             chunks = {each: np.ceil(found[each]["steps"] / 16) for each in (name, "full")}
             for hardware, profile in PI05.items():
                 took = _times(profile)
@@ -222,7 +248,11 @@ def report(results: Results) -> Report:
     own = next((policy for policy in POLICIES if "full" in results.get(policy, {})), "")
     facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)}
     facts |= {row["name"]: row for row in rows if row["policy"] == own}
-    facts |= {f"{row['first']}_{row['second']}": row for row in tests if row["on"] == own}
+    facts |= {f"{row['policy'][7:]} {row['name']}".replace(".", ""): row for row in rows}
+    for row in tests:
+        facts[f"{row['on'][7:]} {row['first']}_{row['second']}".replace(".", "")] = row
+        if row["on"] == own:
+            facts[f"{row['first']}_{row['second']}"] = row
     facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
     for row in spent:
         if row["policy"] == own:
@@ -231,8 +261,8 @@ def report(results: Results) -> Report:
     tables = [
         Table(
             "success", "Success on the benchmark's initial states, as many episodes of each of the ten tasks, paired.",
-            "policy | method | episodes | success | actions per inference",
-            "{policy} | `{name}` | {episodes} | {success:ci2} | {actions:.1f}",
+            "policy | method | episodes | success | actions per inference | asked | passes",
+            "{policy} | `{name}` | {episodes} | {success:ci2} | {actions:.1f} | {sent:.2f?} | {passes:.1f?}",
             [{key: value for key, value in row.items() if key not in ("won", "steps", "tasks")} for row in rows],
         ),
         Table("tasks", "Success by task.", "policy | method | task | success",
@@ -249,6 +279,6 @@ def report(results: Results) -> Report:
         ),
         Table("claims", "Papers' claims on LIBERO beside ours.", "paper | claim | model | data | hardware | here",
               "{paper} | {claim} | {model} | {data} | {hardware} | {ours}", list(beside(facts))),
-        contrast_table(tests, family="success, every method against the first one of its policy"),
+        contrast_table(tests, family="success, every method against its control, or the first one of its policy"),
     ]  # fmt: skip
     return Report(tables, facts)

@@ -53,7 +53,7 @@ def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
 
 def test_every_policy_begins_with_its_plain_row(tmp_path: Path) -> None:
     names = [cell.name for cell in plan(Run(tmp_path))]
-    for policy, rows in POLICIES.items():
+    for policy, rows in ((policy, rows) for policy, rows in POLICIES.items() if rows):
         assert next(name for name in names if name.startswith(f"{policy}/")) == f"{policy}/{next(iter(rows))}"
 
 
