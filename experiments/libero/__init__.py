@@ -88,7 +88,7 @@ POLICIES: dict[str, dict[str, Row]] = {
     "libero-spatial-draft": {"alone": ((ALONE,), SPATIAL, EPISODES)},
     "libero-spatial-tokens": {
         "alone": ((ALONE,), SPATIAL, EPISODES),
-        "decodings": (tuple(TOKENS[name] for name in DECODINGS), SPATIAL, 30),
+        "decodings": (tuple(TOKENS[name] for name in DECODINGS), SPATIAL, FEW),
     },
     "libero-spatial": {},
     "libero-object-flow": {
