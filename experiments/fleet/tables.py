@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
-from specact.lab.rollout.statistics import bootstrap_interval, contrast
+from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
 # Disciplines of the picture, by the method in whose colour they are drawn.
 SHOWN = {
@@ -24,6 +24,12 @@ SELECTION = [(f"{ask}{score}", f"{ask}random") for ask in ("", "late ", "central
 CENTRAL = [(f"central {score}", f"late {score}") for score in ("random", "adahi", "learned")]
 LIMITS = [("late random", rival) for rival in ("late always", "random", "draft")]
 RIVALS = [*SELECTION, *CENTRAL, *LIMITS]
+
+
+def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Contrast:
+    """The paired contrast of two rows, on the episodes that both ran."""
+    won = [won_of(row).ravel() for row in (first, second)]
+    return contrast(*(row[: min(map(len, won))] for row in won))
 
 
 def report(results: Mapping[str, Any]) -> Report:
@@ -48,8 +54,7 @@ def report(results: Mapping[str, Any]) -> Report:
         for row in under(
             "{}, {} robots".format(*on),
             [
-                {"first": first, "second": second,
-                 **asdict(contrast(*(won_of(at[*on, name]).ravel() for name in (first, second))))}
+                {"first": first, "second": second, **asdict(compared(at[*on, first], at[*on, second]))}
                 for first, second in RIVALS if (*on, first) in at and (*on, second) in at
             ],
         )
