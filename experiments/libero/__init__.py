@@ -204,18 +204,20 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         found = {row["name"]: row for row in rows if row["policy"] == policy and row["name"] in STEPS}
         for name, row in found.items() if {"full", "full_1"} <= found.keys() else ():
-            chunks = {each: np.ceil(found[each]["steps"] / 16) for each in (name, "full")}
+            both = slice(min(row["episodes"], found["full"]["episodes"]))
+            steps = {each: found[each]["steps"][both] for each in (name, "full")}
+            chunks = {each: np.ceil(of / 16) for each, of in steps.items()}
+            won = (row["won"][both] * found["full"]["won"][both]).astype(bool)
             for hardware, profile in PI05.items():
                 took = _times(profile)
-                spent = {n: c * took[n] + found[n]["steps"] * TICK_S for n, c in chunks.items()}
-                both = (row["won"] * found["full"]["won"]).astype(bool)
+                spent = {n: c * took[n] + steps[n] * TICK_S for n, c in chunks.items()}
                 yield {
                     "policy": policy, "steps": STEPS[name], "hardware": hardware,
                     "chunks": asdict(mean_interval(chunks[name])), "task": asdict(mean_interval(spent[name])),
                     "chunk_s": took[name] + 16 * TICK_S,
                     "more": asdict(mean_interval(chunks[name] / chunks["full"])),
                     "over": asdict(mean_interval(spent[name] / spent["full"])),
-                    "both": asdict(mean_interval((spent[name] / spent["full"])[both])) if both.sum() > 1 else None,
+                    "both": asdict(mean_interval((spent[name] / spent["full"])[won])) if won.sum() > 1 else None,
                 }  # fmt: skip
 
 

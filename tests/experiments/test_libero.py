@@ -42,7 +42,7 @@ def test_the_report_has_a_row_for_every_cell_that_is_there_and_one_family() -> N
 
 def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
     rows = [
-        {"policy": "p", "name": name, "won": np.ones(4), "steps": np.array(steps, float)}
+        {"policy": "p", "name": name, "episodes": 4, "won": np.ones(4), "steps": np.array(steps, float)}
         for name, steps in (("full", [160] * 4), ("full_1", [320] * 4))
     ]
     found = {(row["hardware"], row["steps"]): row for row in task_times(rows)}
