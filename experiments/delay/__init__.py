@@ -96,7 +96,11 @@ RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guide
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
 RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "late")]
 RIVALS += [("a2c2", "rtc"), ("corrected", "late"), ("staleness", "cadence"), ("staleness", "random")]
-SHOWN = ("append", "aligned", "rtc", "rtc_trained", "corrected", "corrected_hidden", "draft_hidden")
+# By the method of other pictures in whose colour they are drawn.
+SHOWN = {
+    "random": "append", "hybrid": "aligned", "plain_random": "rtc", "learned_action": "rtc_trained",
+    "draft": "corrected", "adahi": "corrected_hidden", "learned": "draft_hidden",
+}  # fmt: skip
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -214,9 +218,9 @@ def draw_delays(groups: Mapping[str, list[dict[str, Any]]]) -> Figure:
     """Success over delay, one world beside the other."""
     figure = Figure(figsize=(4.8 * len(groups), 3.6), layout="constrained")
     for axes, (name, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
-        shown = {m: {row["at"]: row["success"] for row in rows if row["method"] == m} for m in SHOWN}
-        series = {method: points_of(points) for method, points in shown.items() if points}
-        add_series(axes, series, "delay d [control steps]", "success", name)
+        shown = {s: {row["at"]: row["success"] for row in rows if row["method"] == m} for s, m in SHOWN.items()}
+        series = {style: points_of(points) for style, points in shown.items() if points}
+        add_series(axes, series, "delay d [control steps]", "success", name, SHOWN)
     return figure
 
 
