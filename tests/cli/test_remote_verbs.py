@@ -40,7 +40,7 @@ def test_doctor_measures_a_policy_alone_and_advises_an_overlap(typed: Typed) -> 
     with serving("ball-chase-flow", "--steps", "2") as server:
         found = typed("doctor", f"ws://127.0.0.1:{server.port}", "--requests", "5")
     assert "advice: --execution aligned --execute-actions 16 --overlap-actions" in found.out
-    assert "ball-chase: " in found.out and "synchronous" in found.out  # with the study's table
+    assert "ball-chase at pace 0.1: " in found.out and "synchronous" in found.out  # with the study's table
 
 
 def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_path: Path) -> None:
