@@ -179,7 +179,8 @@ def test_it_is_printed_with_what_other_policies_need(run: Path, capsys: pytest.C
     assert re.search(r"^advice +the target fits on the device", said, re.MULTILINE)
     assert re.search(r"^others +for other policies of ball, with .* of their target's time: ", said, re.MULTILINE)
     assert re.search(r"^learned 0\.4 +[\d.]+ ", said, re.MULTILINE), said
-    assert re.search(r"^ball-chase at pace 0\.1 +synchronous +1 ", said, re.MULTILINE), said  # how chunks are played at this delay
+    # How chunks are played at this delay.
+    assert re.search(r"^ball-chase at pace 0\.1 +synchronous +1 ", said, re.MULTILINE), said
     Advise(pair="ball", budget_ms=0.0, json=True).run()
     assert json.loads(capsys.readouterr().out)["target_fits"] is False
 
