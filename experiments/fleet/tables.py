@@ -27,9 +27,10 @@ RIVALS = [*SELECTION, *CENTRAL, *LIMITS]
 
 
 def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Contrast:
-    """The paired contrast of two rows, on the episodes that both ran."""
-    won = [won_of(row).ravel() for row in (first, second)]
-    return contrast(*(row[: min(map(len, won))] for row in won))
+    """The paired contrast of two rows, on the robots and episodes that both ran."""
+    won = [won_of(row) for row in (first, second)]
+    robots, episodes = np.min([of.shape for of in won], axis=0)
+    return contrast(*(of[:robots, :episodes].ravel() for of in won))
 
 
 def report(results: Mapping[str, Any]) -> Report:

@@ -1,4 +1,4 @@
-"""LIBERO-Spatial on the benchmark's initial states: fewer steps, a draft alone, and whether a policy looks and reads.
+"""LIBERO on the benchmark's initial states: does a policy look and read, and what do steps, drafts and gates save?
 
 Ten simulators live in a process, 6 GB: give ``--workers 1``, and run a perturbed world (``blank``, ``other_words``) in
 a process of its own.
@@ -100,7 +100,7 @@ POLICIES: dict[str, dict[str, Row]] = {
 }  # fmt: skip
 # Of a target its draft, None for a pair of action codes; and methods that ask it at a rate.
 PAIRS = {"libero-spatial": None, "libero-spatial-flow": "libero-spatial-draft"}
-GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.4, 0.2), 20
+GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.4,), 20
 GATES = {f"gates-{rate}": rate for rate in RATES}
 
 
