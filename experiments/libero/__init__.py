@@ -35,7 +35,7 @@ from specact.types import Outcome, Proposal
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
 SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
-# Ten of each task, fewer where a cell has many methods, two with other words; shards of one episode of each.
+# Ten of each task, fewer with grey frames of Object, other words or many decodings; shards of one episode of each.
 EPISODES, FEWER, FEW, SHARD = 100, 50, 20, 10
 TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
@@ -132,7 +132,7 @@ def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
         if not (folder / "pair" / "calibration").exists():
             few = ("--episodes", run.few(CALIBRATED), "--rounds", 1 if run.quick else 2)
             specact("calibrate", pair, "--rate", rate, *few)
-    return succeeded(Evaluation(pair, SPATIAL, GATED, FEWER, rate=rate), folder, run)
+    return succeeded(Evaluation(pair, SPATIAL, GATED, EPISODES, rate=rate), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
