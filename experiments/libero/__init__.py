@@ -16,22 +16,20 @@ from typing import Any
 import numpy as np
 
 from experiments.flash import METHODS as FLOW
+from experiments.flash import cost_of, measure_rounds
 from experiments.grid import Cell, Results, Run, evaluated, specact
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
 from experiments.tokens.methods import METHODS as TOKENS
+from specact.bundle.bundle import named_bundles
 from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.rollout.methods import Method, composed
-from specact.lab.rollout.statistics import contrast, mean_interval, wilson
+from specact.lab.rollout.methods import Method
+from specact.lab.rollout.statistics import contrast, mean_interval, seeds_interval, wilson
 from specact.lab.tised.sweep import load_hardware
 from specact.load import make_pair
-from specact.pair import Answer, Target
-from specact.rng import StepAddress
-from specact.systems.flash import FlashVerifier, RoundAnswer, Rounds
-from specact.systems.flow import FlowParts
-from specact.types import Outcome, Proposal
+from specact.systems.flow import FLASH as BLOCK
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
 SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
@@ -39,29 +37,10 @@ SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
 EPISODES, FEWER, FEW, SHARD = 100, 50, 20, 10
 TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
-STEPS = {"full": 10, "full_5": 5, "full_2": 2, "full_1": 1}
+STEPS = {"full": 10, "full_2": 2, "full_1": 1}
 PI05 = {"RTX 4070": "pi05-rtx-4070", "AGX 30 W": "pi05-agx-30w"}
-
-
-class FirstHalf(FlashVerifier):
-    """Half of the chunk alone is executed."""
-
-    def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
-        found = super().judge(answer, proposal, address)
-        half = len(found.actions) // 2
-        return replace(found, actions=found.actions[:half], origins=found.origins[:half])
-
-
-class HalfRounds(Rounds):
-    """Rounds of which half is executed."""
-
-    local = True
-
-    def verifier(self, parts: FlowParts, target: Target[RoundAnswer]) -> FlashVerifier:
-        return FirstHalf(target, parts)
-
-
-HALF = composed("half", HalfRounds("ten steps, half of each chunk executed"))
+# Methods of FLASH's block and their controls; and drafters of a token policy.
+CHECKED = ("flash", "flash_fitted", "flash_last", "unchecked", "block")
 DECODINGS = ("ar", "specvla", "last", "kerv", "kerv_fixed", "heisd_fixed", "last_fixed")
 # Of each policy its rows, the most informative ones first: methods, environment, episodes.
 Row = tuple[tuple[str | Method, ...], str, int]
@@ -78,8 +57,8 @@ POLICIES: dict[str, dict[str, Row]] = {
         "blank": ((FLOW["full"],), f"{WORLDS}:BLANK", EPISODES),
         "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
         "exact": ((FLOW["full"],), f"{WORLDS}:EXACT", EPISODES),
-        **flow_rows(SPATIAL, "full_2", "full_5"),
-        "half": ((HALF,), SPATIAL, EPISODES),
+        **flow_rows(SPATIAL, "full_2"),
+        "checked": (tuple(FLOW[name] for name in CHECKED), SPATIAL, FEWER),
     },
     # Of the same demonstrations with cameras, in three seeds, and without.
     "libero-spatial-flow-60": {**flow_rows(SPATIAL, "full"), "swap": ((FLOW["full"],), SWAP, EPISODES)},
@@ -90,6 +69,7 @@ POLICIES: dict[str, dict[str, Row]] = {
         "alone": ((ALONE,), SPATIAL, EPISODES),
         "decodings": (tuple(TOKENS[name] for name in DECODINGS), SPATIAL, FEW),
     },
+    "libero-spatial-tokens-small": {"alone": ((ALONE,), SPATIAL, EPISODES)},
     "libero-spatial": {},
     "libero-object-flow": {
         **flow_rows(OBJECT, "full", "full_1", "full_2"),
@@ -100,19 +80,26 @@ POLICIES: dict[str, dict[str, Row]] = {
 }  # fmt: skip
 # Of a target its draft, None for a pair of action codes; and methods that ask it at a rate.
 PAIRS = {"libero-spatial": None, "libero-spatial-flow": "libero-spatial-draft"}
+# Trainings of one recipe; and what is kept of a method besides outcomes.
+SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-flow-60-2")
+KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
 GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.4,), 20
 GATES = {f"gates-{rate}": rate for rate in RATES}
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """A cell for every row of every policy, and the time of inferences in fewer steps."""
-    for policy, rows in POLICIES.items():
-        for name, row in rows.items():
-            yield Cell(f"{policy}/{name}", partial(measure, policy, row))
+    """Of every policy that is there a cell for each row, its gates, and times of fewer steps and of checked rounds."""
+    there = named_bundles()
+    for policy in (name for name in POLICIES if name in there):
+        rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
+        for name in (name for name in rows if checked or name != "checked"):
+            yield Cell(f"{policy}/{name}", partial(measure, policy, rows[name]))
         if policy in PAIRS:
             yield from (Cell(f"{policy}/{name}", partial(gated, policy, rate)) for name, rate in GATES.items())
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
+        if checked:
+            yield Cell(f"{policy}/rounds", partial(rounds, policy))
 
 
 def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
@@ -143,7 +130,7 @@ def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
         name: {
             "won": [int(value) for value in outcomes(folder, name)],
             "steps": [int(value) for value in outcomes(folder, name, "steps")],
-            **{key: of.get(key) for key in ("tasks", "inferences", "sent", "accepted", "passes")},
+            **{key: of[key] for key in KEPT if key in of},
         }
         for name, of in summary["methods"].items()
     }
@@ -155,19 +142,28 @@ def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
     return {"10 steps": found.pop("ar"), **found}
 
 
+def rounds(policy: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Times and acceptance of FLASH's rounds on the target's own path."""
+    return measure_rounds(policy, 4, folder, run)
+
+
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
-    """A row for every method of every cell that is there."""
+    """A row for every method of every cell that is there; ``ms`` per executed action where rounds are timed."""
     for policy, rows in POLICIES.items():
+        kinds = results.get(policy, {}).get("rounds", {}).get("costs", {})
         for name in (*rows, *GATES):
             for method, of in results.get(policy, {}).get(name, {}).items():
                 label = name if len(results[policy][name]) == 1 else " ".join((method, *name.split("-")[1:]))
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
+                actions = steps.sum() / of["inferences"]
+                rounds_of: Any = FLOW[method].composition if kinds and method in FLOW else None
+                plain = {"full": 1.0, "failed": 0.0, "sent": 1.0, "actions_per_round": actions}
                 yield {
                     "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,
                     "success": asdict(wilson(int(won.sum()), len(won))),
-                    "chunks": of["inferences"] / len(won), "actions": steps.sum() / of["inferences"],
+                    "chunks": of["inferences"] / len(won), "actions": actions,
                     "tasks": of["tasks"], "sent": of["sent"] if name in GATES else None,
-                    "passes": of.get("passes"),
+                    "passes": of.get("passes"), "ms": rounds_of and cost_of(rounds_of, plain | of, kinds),
                 }  # fmt: skip
 
 
@@ -178,7 +174,13 @@ RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
         (policy, f"adahi {rate}"): ((None, f"random {rate}"), (None, f"draft {rate}"))
         for policy in PAIRS for rate in RATES
     },
-    ("libero-spatial-tokens", "specvla"): ((None, "ar"), (None, "last")),
+    **{
+        ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked"))
+        for name in ("flash", "flash_fitted")
+    },
+    ("libero-spatial-flow", "block"): ((None, "full"), (None, "full_1")),
+    ("libero-spatial-tokens-small", "alone"): (("libero-spatial-tokens", "alone"),),
+    ("libero-spatial-tokens", "specvla"): ((None, "ar"), (None, "last"), ("libero-spatial-tokens-small", "alone")),
     ("libero-spatial-tokens", "kerv"): ((None, "ar"), (None, "kerv_fixed")),
     ("libero-spatial-tokens", "heisd_fixed"): ((None, "ar"), (None, "last_fixed")),
 }  # fmt: skip
@@ -197,6 +199,15 @@ def tests_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 second = rival if of is None else f"{of} {rival}"
                 tests.append({"on": policy, "measure": "success", "first": name, "second": second, **asdict(test)})
     return one_family(tests) if tests else []
+
+
+def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Success over trainings of one recipe, with an interval over trainings and episodes."""
+    won = [row["won"] for row in rows if row["policy"] in SEEDS and row["name"] == "full"]
+    if len(won) < 2:
+        return []
+    success = asdict(seeds_interval(won))
+    return [{"policy": SEEDS[0], "trainings": len(won), "episodes": len(won[0]), "success": success}]
 
 
 def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -240,7 +251,7 @@ def beside(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 def report(results: Results) -> Report:
     """Success of what is measured, per task, the task's time over steps, and the papers' claims beside it."""
     rows = list(rows_of(results))
-    tests, spent = tests_of(rows), list(task_times(rows))
+    tests, spent, seeds = tests_of(rows), list(task_times(rows)), pooled(rows)
     per_task = [
         {"policy": row["policy"], "name": row["name"], "task": task.replace("_", " "), "success": of}
         for row in rows for task, of in sorted(row["tasks"].items())
@@ -248,7 +259,7 @@ def report(results: Results) -> Report:
     measured = [{"policy": policy, "steps": name, "time": of}
                 for policy in POLICIES for name, of in results.get(policy, {}).get("times", {}).items()]  # fmt: skip
     own = next((policy for policy in POLICIES if "full" in results.get(policy, {})), "")
-    facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)}
+    facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)} | {"trainings": seeds and seeds[0]}
     facts |= {row["name"]: row for row in rows if row["policy"] == own}
     facts |= {f"{row['policy'][7:]} {row['name']}".replace(".", ""): row for row in rows}
     for row in tests:
@@ -262,11 +273,16 @@ def report(results: Results) -> Report:
             facts[f"task_{row['hardware'][:3]}_{row['steps']}"] = row["over"]
     tables = [
         Table(
-            "success", "Success on the benchmark's initial states, as many episodes of each of the ten tasks, paired.",
-            "policy | method | episodes | success | actions per inference | asked | passes",
-            "{policy} | `{name}` | {episodes} | {success:ci2} | {actions:.1f} | {sent:.2f?} | {passes:.1f?}",
+            "success", "Success on the benchmark's initial states, as many episodes of each of the ten tasks, paired; "
+            "time of an executed action, of full and checked rounds on this machine.",
+            "policy | method | episodes | success | actions per inference | asked | passes | ms",
+            "{policy} | `{name}` | {episodes} | {success:ci2} | {actions:.1f} | {sent:.2f?} | {passes:.1f?} "
+            "| {ms:.2f?}",
             [{key: value for key, value in row.items() if key not in ("won", "steps", "tasks")} for row in rows],
         ),
+        Table("trainings", "Trainings of one recipe that differ in their seed; interval over trainings and episodes.",
+              "policy | trainings | episodes of each | success",
+              "{policy} | {trainings} | {episodes} | {success:ci2}", seeds),
         Table("tasks", "Success by task.", "policy | method | task | success",
               "{policy} | `{name}` | {task} | {success[k]} of {success[n]}", per_task),
         Table("times", "Time of an inference over that in ten steps, alternating on one core, busy.",

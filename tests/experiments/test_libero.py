@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.grid import Run
-from experiments.libero import POLICIES, plan, report, task_times
+from experiments.libero import POLICIES, SEEDS, plan, report, task_times
 
+from specact.bundle.bundle import named_bundles
 from specact.lab.envs import load_task
 
 CELL = {"tasks": {"a": {"k": 1, "n": 2}}, "inferences": 40, "sent": 1.0, "accepted": None}
@@ -40,6 +41,18 @@ def test_the_report_has_a_row_for_every_cell_that_is_there_and_one_family() -> N
     assert all(not table.rows for table in report({}).tables if table.name != "claims")
 
 
+def test_trainings_are_pooled_and_checked_rounds_have_times_beside_full_ones() -> None:
+    trained = {policy: {"full": cell([1, won], [80, 80])} for policy, won in zip(SEEDS, (1, 0, 1), strict=True)}
+    (row,) = next(table for table in report(trained).tables if table.name == "trainings").rows
+    assert row["trainings"] == 3 and row["success"]["mean"] == pytest.approx(5 / 6)
+    ms = {"full_10": 10, "check": 5, "failed": 15, "given": 5, "given_failed": 15, "block": 1}
+    flash = {**CELL, "won": [1], "steps": [80], "full": 0.5, "failed": 0.0, "actions_per_round": 2.0}
+    flow = {"full": cell([1], [80]), "checked": {"flash": flash, "block": {**flash, "sent": 0.0, "full": 0.0}}}
+    timed = {"libero-spatial-flow": flow | {"rounds": {"costs": {kind: {"ms": cost} for kind, cost in ms.items()}}}}
+    costs = {row["name"]: row["ms"] for row in report(timed).tables[0].rows}
+    assert costs == {"full": 10 / 2, "flash": (0.5 * 10 + 0.5 * 5) / 2, "block": 1 / 2}
+
+
 def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
     rows = [
         {"policy": "p", "name": name, "episodes": 4, "won": np.ones(4), "steps": np.array(steps, float)}
@@ -53,7 +66,9 @@ def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
 
 def test_every_policy_begins_with_its_plain_row(tmp_path: Path) -> None:
     names = [cell.name for cell in plan(Run(tmp_path))]
-    for policy, rows in ((policy, rows) for policy, rows in POLICIES.items() if rows):
+    there = {policy: rows for policy, rows in POLICIES.items() if rows and policy in named_bundles()}
+    assert there, "those of other bundles are not planned"
+    for policy, rows in there.items():
         assert next(name for name in names if name.startswith(f"{policy}/")) == f"{policy}/{next(iter(rows))}"
 
 
