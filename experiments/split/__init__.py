@@ -36,8 +36,8 @@ from specact.systems.staged import PRECISIONS, StagedFolder, TokenStages, load_s
 from specact.types import Floats
 
 BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
-# A policy that writes its chunk token by token, for the same task.
-TOKENS = "metaworld-tokens"
+# Policies that write their chunk token by token, by the name of their tables.
+TOKENS = {"tokens": "metaworld-tokens", "libero": "libero-spatial-tokens"}
 # Slowdown of the device's networks, and upper bounds of the server's load.
 FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 LINKS = ("5g-like", "lte", "lte-driving", "wifi")
@@ -69,7 +69,7 @@ NAMES = {
 _VIRTUAL = "in virtual time: mean of an inference [ms], with a 95 % interval from blocks of 5 s"
 ABOUT = {
     "virtual": f"{BUNDLE} {_VIRTUAL}",
-    "tokens": f"{TOKENS} {_VIRTUAL}",
+    **{kind: f"{bundle} {_VIRTUAL}" for kind, bundle in TOKENS.items()},
     "sockets": f"{BUNDLE} over sockets: mean of an inference [ms], with a 95 % interval over turns / 95th percentile, "
     "and inferences without an answer",
 }
@@ -80,8 +80,8 @@ def plan(run: Run) -> Iterator[Cell]:
     yield Cell("costs", measure)
     for name in LINKS:
         yield Cell(f"forecasts/{name}", partial(learn, name))
-    yield Cell(f"tokens/{TOKENS}", token_costs)
-    for bundle in (BUNDLE, TOKENS):
+    yield from (Cell(f"tokens/{bundle}", partial(token_costs, bundle)) for bundle in TOKENS.values())
+    for bundle in (BUNDLE, *TOKENS.values()):
         for factor in FACTORS:
             for name in LINKS:
                 yield Cell(f"virtual/{bundle}/{factor:g}/{name}", partial(simulate, bundle, factor, name))
@@ -146,14 +146,14 @@ def learn(name: str, folder: Path, run: Run) -> dict[str, float]:
     return forecast_errors(forecast, before, after) | {"seconds": seconds_of(partial(forecast, past), 100)}
 
 
-def token_costs(folder: Path, run: Run) -> dict[str, Any]:
+def token_costs(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Times of encoder, prefill and decoding on this machine, bytes, and what fewer bits of the KV cache change.
 
     Stages are taken in turns; a time is the fastest of many, since the work is the same for every observation, and the
     server is as fast as this machine. ``same``: the share of chunks whose tokens are those of the policy as a whole, by
     the precision of the KV cache.
     """
-    bundle, pair = load_tokens(TOKENS), load_pair(TOKENS)
+    bundle, pair = load_tokens(name), load_pair(name)
     stages, spec = TokenStages(bundle), TokenStages(bundle).spec
     windows = [window for _, window in target_windows(pair, run.few(PROBES), run.seed)]
     given = [(window, stages.begin([window], 1), stages.begin([window], 2)) for window in windows]
@@ -210,7 +210,7 @@ def simulate(bundle: str, factor: float, name: str, folder: Path, run: Run) -> l
     for budget in BUDGETS if bundle == BUNDLE else BUDGETS[:1]:
         cells = {
             method: simulated(method, link, costs, before, learned, count, budget)
-            for method in (*SIMULATED, *(("behind",) if bundle == TOKENS else ()))
+            for method in (*SIMULATED, *(("behind",) if bundle != BUNDLE else ()))
             if method != "server" or budget >= 1.0
         }
         baselines = {
@@ -276,7 +276,9 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
 def report(results: Results) -> Report:
     """docs/results/split.md."""
     kinds = {
-        "virtual": results["virtual"][BUNDLE], "tokens": results["virtual"][TOKENS], "sockets": results["sockets"],
+        "virtual": results["virtual"][BUNDLE],
+        **{kind: results["virtual"][bundle] for kind, bundle in TOKENS.items() if bundle in results["virtual"]},
+        "sockets": results["sockets"],
     }  # fmt: skip
     groups = {
         (kind, factor, budget): rows
@@ -309,7 +311,7 @@ def report(results: Results) -> Report:
         slower = [row["mean_ms"] > facts[name.replace("roboecc", "server")]["mean_ms"] for name, row in facts.items()
                   if name.startswith(kind) and name.endswith(" roboecc")]  # fmt: skip
         facts[f"{kind} rule slower"] = {"of": len(slower), "places": sum(slower)}
-    tokens = results["tokens"][TOKENS]
+    tokens = results["tokens"][TOKENS["tokens"]]
     costs, names = tokens["costs"], ("encoder", "prefill", "decoding")
     facts["tokens"] = tokens | dict(zip(names, (1e3 * seconds for seconds in costs["server_s"]), strict=True))
     facts["tokens"] |= {"kilobytes": costs["cut_bytes"][2] / 1e3, "observation": costs["observation_bytes"] / 1e3}
