@@ -24,6 +24,8 @@ from experiments.tokens import alone, costs
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
 from specact.families.chunks.pair import PairSettings
+from specact.lab.data.generate import demonstrate
+from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.statistics import contrast, mean_interval, seeds_interval, wilson
@@ -32,7 +34,7 @@ from specact.load import make_pair
 from specact.systems.flow import FLASH as BLOCK
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
-SWAP, ALONE = "libero-spatial-swap@benchmark", "target_on_device"
+SWAP, ALONE, EXPERT = "libero-spatial-swap@benchmark", "target_on_device", "expert"
 # Ten of each task, fewer with grey frames of Object, other words or many decodings; shards of one episode of each.
 EPISODES, FEWER, FEW, SHARD = 100, 50, 20, 10
 TICK_S = 0.05
@@ -77,6 +79,8 @@ POLICIES: dict[str, dict[str, Row]] = {
         "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED_OBJECT", FEW),
     },
     "libero-object-draft": {"alone": ((ALONE,), OBJECT, EPISODES)},
+    # The scripted expert, which knows where everything stands: can it be done at all?
+    EXPERT: {"spatial": ((), SPATIAL, FEW), "swap": ((), SWAP, FEW), "object": ((), OBJECT, FEW)},
 }  # fmt: skip
 # Of a target its draft, None for a pair of action codes; and methods that ask it at a rate.
 PAIRS = {"libero-spatial": None, "libero-spatial-flow": "libero-spatial-draft"}
@@ -89,7 +93,7 @@ GATES = {f"gates-{rate}": rate for rate in RATES}
 
 def plan(run: Run) -> Iterator[Cell]:
     """Of every policy that is there a cell for each row, its gates, and times of fewer steps and of checked rounds."""
-    there = named_bundles()
+    there = {**named_bundles(), EXPERT: Path()}
     for policy in (name for name in POLICIES if name in there):
         rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
         for name in (name for name in rows if checked or name != "checked"):
@@ -105,8 +109,21 @@ def plan(run: Run) -> Iterator[Cell]:
 def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     """Success and control steps of every episode, by method."""
     methods, env, episodes = row
+    if policy == EXPERT:
+        return {EXPERT: demonstrated(env, run.few(episodes), run.seed)}
     bundle = alone(policy, folder / "pair", env.partition("@")[0]) if ALONE in methods else policy
     return succeeded(Evaluation(bundle, env, methods, episodes), folder, run)
+
+
+def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
+    """The same of the scripted expert, undisturbed."""
+    task, rows = load_task(env), list[Any]()
+    world = task.make(render_mode=None)
+    for episode in range(episodes):
+        rows.append(demonstrate(task, world, np.random.default_rng([seed, episode]), 0.0, episode))
+    world.close()
+    steps = [task.max_steps if row is None else len(row.actions) for row in rows]
+    return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
 def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
@@ -169,6 +186,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
 
 # Of a row its rivals, as (policy or None for the same, name); every other row has the first one of its policy.
 RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
+    **{(EXPERT, name): () for name in POLICIES[EXPERT]},
     ("libero-spatial-state", "full"): (("libero-spatial-flow-60", "full"),),
     **{
         (policy, f"adahi {rate}"): ((None, f"random {rate}"), (None, f"draft {rate}"))
