@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.flash import METHODS as FLOW
 from experiments.flash import cost_of, measure_rounds
-from experiments.grid import Cell, Results, Run, evaluated, specact
+from experiments.grid import Cell, Experiment, Results, Run, evaluated, specact
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
@@ -25,6 +25,7 @@ from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
 from specact.families.chunks.pair import PairSettings
 from specact.lab.data.generate import demonstrate
+from specact.lab.envs import evaluated as evaluated_in
 from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method
@@ -33,8 +34,8 @@ from specact.lab.tised.sweep import load_hardware
 from specact.load import make_pair
 from specact.systems.flow import FLASH as BLOCK
 
-SPATIAL, OBJECT, WORLDS = "libero-spatial@benchmark", "libero-object@benchmark", "experiments.libero.worlds"
-SWAP, ALONE, EXPERT = "libero-spatial-swap@benchmark", "target_on_device", "expert"
+SPATIAL, OBJECT, WORLDS = "libero-spatial", "libero-object", "experiments.libero.worlds"
+SWAP, ALONE, EXPERT = "libero-spatial-swap", "target_on_device", "expert"
 # Ten of each task, fewer with grey frames of Object, other words or many decodings; shards of one episode of each.
 EPISODES, FEWER, FEW, SHARD = 100, 50, 20, 10
 TICK_S = 0.05
@@ -111,13 +112,13 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     methods, env, episodes = row
     if policy == EXPERT:
         return {EXPERT: demonstrated(env, run.few(episodes), run.seed)}
-    bundle = alone(policy, folder / "pair", env.partition("@")[0]) if ALONE in methods else policy
+    bundle = alone(policy, folder / "pair", env) if ALONE in methods else policy
     return succeeded(Evaluation(bundle, env, methods, episodes), folder, run)
 
 
 def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     """The same of the scripted expert, undisturbed."""
-    task, rows = load_task(env), list[Any]()
+    task, rows = load_task(evaluated_in(env)), list[Any]()
     world = task.make(render_mode=None)
     for episode in range(episodes):
         rows.append(demonstrate(task, world, np.random.default_rng([seed, episode]), 0.0, episode))
@@ -132,7 +133,7 @@ def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     if draft is not None:
         pair = str(folder / "pair")
         if not Path(pair).exists():
-            make_pair(Path(pair), draft, policy, PairSettings(env="libero-spatial"))
+            make_pair(Path(pair), draft, policy, PairSettings(env=SPATIAL))
         if not (folder / "pair" / "calibration").exists():
             few = ("--episodes", run.few(CALIBRATED), "--rounds", 1 if run.quick else 2)
             specact("calibrate", pair, "--rate", rate, *few)
@@ -284,6 +285,8 @@ def report(results: Results) -> Report:
         facts[f"{row['on'][7:]} {row['first']}_{row['second']}".replace(".", "")] = row
         if row["on"] == own:
             facts[f"{row['first']}_{row['second']}"] = row
+    split = Experiment.load("split").stored()["virtual"]["libero-spatial-tokens"]["20"]
+    facts["split"] = {f"{row['link']} {row['method']}": row["speedup"]["device"] for of in split.values() for row in of}
     facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
     for row in spent:
         if row["policy"] == own:

@@ -11,12 +11,14 @@ pytest.importorskip("libero", reason="needs LIBERO: pip install 'specact[libero]
 from libero.libero.benchmark import task_maps
 from robosuite.utils.binding_utils import MjRenderContextOffscreen
 from robosuite.utils.transform_utils import quat2axisangle
+from tests.serving import Here
 
 from specact.contracts import check_task
 from specact.errors import ConfigError
 from specact.lab.envs import evaluated, load_task
 from specact.lab.envs.libero import SCENE, STATES, instruction
 from specact.lab.envs.task import Task
+from specact.load import load_exchange
 from specact.observation import Field
 
 draws = pytest.mark.skipif(
@@ -143,3 +145,33 @@ def test_frames_are_those_of_robosuite_turned_by_half(spatial: Task) -> None:
         )}  # fmt: skip
         assert apart["half"] < 8 and apart["half"] < 0.5 * min(apart["not"], apart["upright"]), apart
     env.close()
+
+
+@draws
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_an_openpi_client_drives_the_suite_against_a_server() -> None:
+    """As openpi's client for LIBERO does, with frames of the policy's size; all three fail once in 10,000."""
+    theirs = pytest.importorskip("openpi_client.websocket_client_policy", reason="needs openpi-client (Makefile)")
+    sees = {name: Field((64, 64, 3), "uint8") for name in ("image.agentview", "image.wrist")}
+    env: Any = load_task("libero-spatial@benchmark").seeing(sees).make()
+    won = []
+    with Here(load_exchange("libero-spatial-flow"), max_batch=1) as server:
+        robot = theirs.WebsocketClientPolicy("127.0.0.1", server.port)
+        for number in (0, 1, 2):
+            seen, info = env.reset(seed=number)
+            over, actions = False, []
+            while not over:
+                if not actions:
+                    sent = {
+                        "image": seen["image.agentview"],
+                        "wrist_image": seen["image.wrist"],
+                        "state": seen["state"],
+                    }
+                    asked = {f"observation/{name}": value for name, value in sent.items()}
+                    actions = list(robot.infer({**asked, "prompt": seen["instruction"]})["actions"][:10])
+                seen, _, ended, late, info = env.step(actions.pop(0))
+                over = ended or late
+            won.append(info["success"])
+        robot._ws.close()
+    env.close()
+    assert any(won)

@@ -3,9 +3,11 @@
 import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from specact import load_pair
 from specact.errors import ConfigError
 from specact.gates.calibration import read_calibration
 from specact.gates.settings import GateSettings
+from specact.lab.envs.ball import TASK as BALL
+from specact.lab.envs.ball import BallEnv
 from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, method_metrics
 from specact.lab.evaluation.run import Evaluation, evaluate, read_gates, read_table
 from specact.lab.rollout.methods import load_method
@@ -336,6 +340,31 @@ def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bun
     with pytest.raises(ConfigError, match=r"cannot hold a rate of 0\.2"):
         evaluate(what, tmp_path / "run", quiet, Pool(1))
     assert not (tmp_path / "run").exists()
+
+
+class Counted(BallEnv):
+    """Counts the episodes that begin in states of a benchmark, and in drawn ones."""
+
+    begun: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.kind = kind
+
+    def reset(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.begun[self.kind] += 1
+        return super().reset(**options)
+
+
+JUDGED = replace(BALL, make=partial(Counted, "judged"), states=500)
+DRAWN = replace(BALL, make=partial(Counted, "drawn"), benchmark=JUDGED)
+
+
+def test_gates_are_calibrated_in_other_states_than_those_of_the_benchmark(tiny_bundle: Path, tmp_path: Path) -> None:
+    what = evaluation(tiny_bundle, env=f"{__name__}:DRAWN@benchmark", methods=("adahi",), episodes=4)
+    Counted.begun.clear()
+    evaluate(what, tmp_path / "run", quiet, Pool(1))
+    assert Counted.begun["judged"] == 4 and Counted.begun["drawn"] >= 2 * what.calibration_episodes
 
 
 @pytest.mark.parametrize(("oracles_rejection", "expected"), [((0.0, 1.0), 0.8), ((0.495, 0.505), None)])

@@ -25,7 +25,7 @@ from specact.gates.settings import ORACLES, GateSettings, gate_settings
 from specact.lab.data.checks import check_fit
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.data.generate import demonstration_files, split_demonstrations
-from specact.lab.envs import env_of, evaluated, load_task
+from specact.lab.envs import BENCHMARK, env_of, evaluated, load_task
 from specact.lab.evaluation.calibrate import calibrate, gate_of_method, uncalibrated_gate
 from specact.lab.evaluation.cost import Timing, decision, median_ms, method_cost, timed
 from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, contrasts, method_metrics
@@ -127,7 +127,8 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 def _evaluate(
     evaluation: Evaluation, pair: Pair[Any], out: Path, progress: Progress, pool: Pool, command: str
 ) -> dict[str, Any]:
-    env = evaluation.env or env_of(pair.env)
+    # Gates are calibrated in states that the environment draws, not in those that they are judged in.
+    env = (evaluation.env or env_of(pair.env)).replace(BENCHMARK, "")
     task, ran, judged = load_task(env), evaluation.resolved, evaluated(env)
     for method in ran:
         uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)
