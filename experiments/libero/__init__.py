@@ -83,8 +83,8 @@ POLICIES: dict[str, dict[str, Row]] = {
     # The scripted expert, which knows where everything stands: can it be done at all?
     EXPERT: {"spatial": ((), SPATIAL, FEW), "swap": ((), SWAP, FEW), "object": ((), OBJECT, FEW)},
 }  # fmt: skip
-# Of a target its draft, None for a pair of action codes; and methods that ask it at a rate.
-PAIRS = {"libero-spatial": None, "libero-spatial-flow": "libero-spatial-draft"}
+# Of a target its draft, None for a pair of action codes, and episodes; and methods that ask it at a rate.
+PAIRS = {"libero-spatial": (None, FEWER), "libero-spatial-flow": ("libero-spatial-draft", EPISODES)}
 # Trainings of one recipe; and what is kept of a method besides outcomes.
 SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-flow-60-2")
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
@@ -129,7 +129,7 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
 
 def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     """The policy behind its draft, asked at a rate; gates are calibrated on drawn states, of a bundle before."""
-    pair, draft = policy, PAIRS[policy]
+    pair, (draft, episodes) = policy, PAIRS[policy]
     if draft is not None:
         pair = str(folder / "pair")
         if not Path(pair).exists():
@@ -137,7 +137,7 @@ def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
         if not (folder / "pair" / "calibration").exists():
             few = ("--episodes", run.few(CALIBRATED), "--rounds", 1 if run.quick else 2)
             specact("calibrate", pair, "--rate", rate, *few)
-    return succeeded(Evaluation(pair, SPATIAL, GATED, EPISODES, rate=rate), folder, run)
+    return succeeded(Evaluation(pair, SPATIAL, GATED, episodes, rate=rate), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:

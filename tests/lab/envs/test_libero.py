@@ -154,12 +154,13 @@ def test_an_openpi_client_drives_the_suite_against_a_server() -> None:
     theirs = pytest.importorskip("openpi_client.websocket_client_policy", reason="needs openpi-client (Makefile)")
     sees = {name: Field((64, 64, 3), "uint8") for name in ("image.agentview", "image.wrist")}
     env: Any = load_task("libero-spatial@benchmark").seeing(sees).make()
-    won = []
+    won, actions = list[bool](), list[Any]()
     with Here(load_exchange("libero-spatial-flow"), max_batch=1) as server:
         robot = theirs.WebsocketClientPolicy("127.0.0.1", server.port)
         for number in (0, 1, 2):
             seen, info = env.reset(seed=number)
-            over, actions = False, []
+            over = False
+            actions.clear()
             while not over:
                 if not actions:
                     sent = {
