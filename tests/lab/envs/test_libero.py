@@ -154,6 +154,7 @@ def test_an_openpi_client_drives_the_suite_against_a_server() -> None:
     theirs = pytest.importorskip("openpi_client.websocket_client_policy", reason="needs openpi-client (Makefile)")
     sees = {name: Field((64, 64, 3), "uint8") for name in ("image.agentview", "image.wrist")}
     env: Any = load_task("libero-spatial@benchmark").seeing(sees).make()
+    names = {"image": "image.agentview", "wrist_image": "image.wrist", "state": "state"}
     won, actions = list[bool](), list[Any]()
     with Here(load_exchange("libero-spatial-flow"), max_batch=1) as server:
         robot = theirs.WebsocketClientPolicy("127.0.0.1", server.port)
@@ -163,13 +164,8 @@ def test_an_openpi_client_drives_the_suite_against_a_server() -> None:
             actions.clear()
             while not over:
                 if not actions:
-                    sent = {
-                        "image": seen["image.agentview"],
-                        "wrist_image": seen["image.wrist"],
-                        "state": seen["state"],
-                    }
-                    asked = {f"observation/{name}": value for name, value in sent.items()}
-                    actions = list(robot.infer({**asked, "prompt": seen["instruction"]})["actions"][:10])
+                    request = {f"observation/{name}": seen[ours] for name, ours in names.items()}
+                    actions = list(robot.infer({**request, "prompt": seen["instruction"]})["actions"][:10])
                 seen, _, ended, late, info = env.step(actions.pop(0))
                 over = ended or late
             won.append(info["success"])
