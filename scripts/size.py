@@ -28,12 +28,12 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/envs": (2_700, 3_202),
     f"{SRC}/lab/train": (4_500, 5_621),
     f"{SRC}/lab/rollout": (2_100, 2_660),
-    f"{SRC}/lab/evaluation": (1_700, 1_905),
+    f"{SRC}/lab/evaluation": (1_700, 1_906),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_170),
     "experiments": (4_500, 9_000),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_900),
+    "tests": (27_000, 34_100),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
