@@ -36,7 +36,10 @@ RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
 
 @dataclass(frozen=True)
 class Alone:
-    """A chunk policy alone, whose chunks are executed in this way; ``guided`` also if it was trained for delays."""
+    """A chunk policy alone, whose chunks are executed in this way; ``guided`` also if it was trained for delays.
+
+    ``every``: control steps between two requests, in place of the trial's.
+    """
 
     about: str
     kind: Kind
@@ -44,6 +47,7 @@ class Alone:
     guided: bool = False
     delays: tuple[int, ...] = DELAYS
     training: int = 0
+    every: int = 0
 
     @property
     def needs(self) -> str:
@@ -52,11 +56,12 @@ class Alone:
 
     def run(self, trial: Trial) -> Episode:
         """The episode, which asks at the trial's cadence, but for a robot that waits."""
-        policy, world = _policy(self, trial.out), made(trial.place)
+        policy, world = _policy(self, trial.out), made(trial.world)
         latency: Callable[[float], float] | float = trial.delay * world.period_s
         if trial.place in RECORDED:
             latency = Route(trial.recorded, 0, 0, np.random.default_rng(0)).latency(INFERENCE_S)
-        every, ahead = trial.cadence, 0 if self.kind == "synchronous" else min(trial.delay, trial.cadence)
+        every = self.every or trial.cadence
+        ahead = 0 if self.kind == "synchronous" else min(trial.delay, every)
         by_time = self.kind in ("aligned", "rtc")
         return run_episode(
             world, policy, Execution(self.kind, *(CHUNK, CHUNK - every) if by_time else (every, ahead)), latency,
@@ -80,12 +85,18 @@ METHODS: dict[str, Alone | Corrected] = {
 }
 _STILL = ("synchronous", "append", "aligned", "rtc", "rtc_trained", "corrected_hidden", "draft_hidden", "draft")
 _PUSHED = {name: Alone("", kind, WORLDS["pusht"].base, delays=(0, 2, 4, 8)) for name, kind in KINDS.items()}
+_FLOW = WORLDS["libero"].base
+_SLOWER = {"aligned_8": Alone("control: aligned, asks every eight steps", "aligned", _FLOW, delays=(4,), every=8)}
+_LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0,)), **_SLOWER} | {
+    name: Alone("", kind, _FLOW, delays=(0, 4, 8) if name == "rtc" else (4, 8)) for name, kind in KINDS.items()
+}
 _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected", "draft")
 # By world and link.
 PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
     "pusht": {**_PUSHED, **PUSHED},
+    "libero": _LIBERO,
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | LATE),
 }
 # Control steps between two requests: the best of these was chosen on so many other episodes.
@@ -134,7 +145,7 @@ def measure(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dic
     """A method in trials like this one."""
     if method.needs:
         run.result(method.needs)
-    return played(method.run, of, run, run.seed, EPISODES)
+    return played(method.run, of, run, run.seed, of.world.episodes)
 
 
 def choose(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
@@ -179,7 +190,7 @@ def report(results: Results) -> Report:
     # Of every table what a row is, and its first columns.
     abouts = {
         world: (
-            f"{EPISODES} paired episodes of {of.name}; d: control steps of {1e3 / of.task.rate_hz:.0f} ms until a "
+            f"{of.episodes} paired episodes of {of.name}; d: control steps of {1e3 / of.rate_hz:.0f} ms until a "
             "chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions.",
             "method | d", "`{method}` | {at}",
         ) for world, of in WORLDS.items()
@@ -199,7 +210,7 @@ def report(results: Results) -> Report:
         Table(name, about, f"{first} | {heads}", f"{own} | {cells} | {{requests_hz:.1f}}", groups[name])
         for name, (about, first, own) in abouts.items() if groups[name]
     ]  # fmt: skip
-    tables += [contrast_table(family), glossary(METHODS | LATE)]
+    tables += [contrast_table(family), glossary(METHODS | _SLOWER | LATE)]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
     return Report(tables, facts | {"cost": results.get("cost")}, [picture], also={TABLE: advised(groups)})
@@ -228,7 +239,7 @@ def advised(groups: Mapping[str, list[dict[str, Any]]]) -> str:
     """The table of the package for ``specact doctor`` and ``specact advise``."""
     studies = []
     for world, of in WORLDS.items():
-        about = f"{EPISODES} episodes; the device sees what the target sees"
+        about = f"{of.episodes} episodes; the device sees what the target sees"
         rows = ",\n".join(
             json.dumps([row["method"], row["at"], *(round(value, 4) for value in row["success"].values())])
             for row in groups[world] if row["method"] in WAYS

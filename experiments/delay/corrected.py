@@ -18,7 +18,6 @@ import numpy as np
 from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
-from experiments.delay import worlds
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
 from experiments.grid import ROOT, Cell, Run, specact
 from experiments.measure import interleaved, relative_costs
@@ -77,7 +76,7 @@ class Corrected:
 
     def run(self, trial: Trial, gate: GateSettings | None = None) -> Episode:
         """The episode of a trial; its ``chunks`` are the requests sent, ``stall_s`` is the time without a chunk."""
-        pair, world = _pair(self.folder(trial.out)), made(trial.place)
+        pair, world = _pair(self.folder(trial.out)), made(trial.world)
         if gate is None:
             gate = every(trial.cadence) if pair.corrects else GateSettings("never")
         # The late one's bound is below the last bit of every action.
@@ -144,8 +143,8 @@ def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
     method = "corrector" if of.method in ("first", "shuffled") else of.method
     world, changes = WORLDS[of.world], f'method = "{method}"\nseed = {of.training}\n'
     changes += f'sees = ["{world.hidden}"]\n' * of.hidden
-    if of.hidden or of.world == "pusht":
-        changes += f'env = "{worlds.__name__}:{"PUSHT" if of.world == "pusht" else "BALL"}"\n'
+    if of.hidden or of.world != "success":
+        changes += f'env = "{world.env}"\n'
     if of.method not in ("first", "a2c2"):
         changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'
         recorded = replace(of, method="corrector").folder(run.out).parents[1] / "rollouts"
