@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.delay import corrected
-from experiments.delay.corrected import CORRECTED, GATES, LATE, PUSHED, Corrected
+from experiments.delay.corrected import CORRECTED, GATES, LATE, PUSHED, SCALED, Corrected
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
@@ -86,6 +86,9 @@ METHODS: dict[str, Alone | Corrected] = {
 _STILL = ("synchronous", "append", "aligned", "rtc", "rtc_trained", "corrected_hidden", "draft_hidden", "draft")
 _PUSHED = {name: Alone("", kind, WORLDS["pusht"].base, delays=(0, 2, 4, 8)) for name, kind in KINDS.items()}
 _FLOW = WORLDS["libero"].base
+_OFTEN = {
+    "aligned_1": Alone("control: aligned, asks every step", "aligned", WORLDS["pusht"].base, delays=(0,), every=1)
+}
 _SLOWER = {"aligned_8": Alone("control: aligned, asks every eight steps", "aligned", _FLOW, delays=(4,), every=8)}
 _LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0,)), **_SLOWER} | {
     name: Alone("", kind, _FLOW, delays=(0, 4, 8) if name == "rtc" else (4, 8)) for name, kind in KINDS.items()
@@ -95,7 +98,7 @@ _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected
 PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
-    "pusht": {**_PUSHED, **PUSHED},
+    "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
     "libero": _LIBERO,
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | LATE),
 }
@@ -210,7 +213,7 @@ def report(results: Results) -> Report:
         Table(name, about, f"{first} | {heads}", f"{own} | {cells} | {{requests_hz:.1f}}", groups[name])
         for name, (about, first, own) in abouts.items() if groups[name]
     ]  # fmt: skip
-    tables += [contrast_table(family), glossary(METHODS | _SLOWER | LATE)]
+    tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | LATE | SCALED)]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
     return Report(tables, facts | {"cost": results.get("cost")}, [picture], also={TABLE: advised(groups)})

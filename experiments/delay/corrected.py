@@ -47,7 +47,7 @@ class Corrected:
 
     Attributes:
         method: of the recipe; or ``first``, from stale chunks alone, or ``shuffled``, with other steps' observations.
-        hidden: whether it does not see the goal. ``training``: the seed of its training. ``late``: corrects nothing.
+        hidden: whether it does not see the goal. ``training``: the seed of its training. ``scale``: of its corrections.
         delays: at which it is measured. ``world``: whose target it corrects.
     """
 
@@ -57,7 +57,7 @@ class Corrected:
     training: int = 0
     delays: tuple[int, ...] = DELAYS
     world: str = "success"
-    late: bool = False
+    scale: float = 1.0
 
     @property
     def bundle(self) -> str:
@@ -79,8 +79,8 @@ class Corrected:
         pair, world = _pair(self.folder(trial.out)), made(trial.world)
         if gate is None:
             gate = every(trial.cadence) if pair.corrects else GateSettings("never")
-        # The late one's bound is below the last bit of every action.
-        bound = tuple(tuple(1e-30 if self.late else of for of in row) for row in pair.parts.spec.bound)
+        # A bound must be positive; this one is below the last bit of every action.
+        bound = tuple(tuple(max(self.scale * of, 1e-30) for of in row) for row in pair.parts.spec.bound)
         device = Watched(pair.parts.network.run, structs.replace(pair.parts.spec, bound=bound))
         target_s = INFERENCE_S if trial.place in RECORDED else trial.delay * world.period_s
         link = trial.recorded if trial.place in RECORDED else _FREE
@@ -119,14 +119,21 @@ CORRECTED: dict[str, Corrected] = {
     "corrected_hidden_1": Corrected("second training", "corrector", True, 1, PARTED),
     "corrected_hidden_2": Corrected("third training", "corrector", True, 2, PARTED),
 }
-PUSHED: dict[str, Corrected] = {
-    name: replace(CORRECTED[name], world="pusht", delays=(0, 2, 4, 8))
-    for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
-}  # fmt: skip
 LATE = {
-    f"late{of}": replace(CORRECTED[f"corrected{of}"], about="control: the chunk as it is, else the draft", late=True)
+    f"late{of}": replace(CORRECTED[f"corrected{of}"], about="control: the chunk as it is, else the draft", scale=0.0)
     for of in ("", "_hidden")
 }
+SCALED = {
+    f"corrected_{of}": replace(CORRECTED["corrected"], about=f"control: a {of} of each correction", scale=scale)
+    for of, scale in (("quarter", 0.25), ("half", 0.5))
+}
+PUSHED: dict[str, Corrected] = {
+    **{
+        name: replace(CORRECTED[name], world="pusht", delays=(0, 2, 4, 8))
+        for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
+    },
+    **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in (SCALED | {"late": LATE["late"]}).items()},
+}  # fmt: skip
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 
