@@ -42,16 +42,16 @@ class Table:
     Attributes:
         name: of its file.
         about: a sentence: what a row is, of how many episodes, and, of contrasts, the family of the correction.
-        heads: of its columns, between bars.
+        heads: of its columns, between bars; without them it stands in its file alone.
         cells: of a row, as of :func:`fields`.
         rows: of its file, and in that order on the page.
     """
 
     name: str
     about: str
-    heads: str
-    cells: str
-    rows: Sequence[Metrics]
+    heads: str = ""
+    cells: str = ""
+    rows: Sequence[Metrics] = ()
 
     def markdown(self, link: str) -> str:
         """As part of the page."""
@@ -73,7 +73,7 @@ class Table:
 
     def html(self, link: str) -> str:
         """As part of the page of all tables; of a long one the link to its file."""
-        if len(self.rows) > LONG:
+        if not self.heads or len(self.rows) > LONG:
             about = _plain(self.about)
             return f'<section><p>{about} <a href="{link}">{len(self.rows):,} rows, CSV</a></p></section>'
         heads = "".join(f"<th>{_plain(head.strip())}</th>" for head in self.heads.split("|"))
@@ -268,6 +268,12 @@ def interval_text(interval: Metrics, digits: int = 2, sign: str = "") -> str:
     mean = next(interval[key] for key in ("rate", "mean", "difference", "relative") if key in interval)
     low, high = ends(interval)
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def span(values: Iterable[float]) -> tuple[float, float]:
+    """The least and the most."""
+    ordered = sorted(values)
+    return ordered[0], ordered[-1]
 
 
 def ends(interval: Metrics) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.adahi.thresholds import EPISODES, RATE, spread
 from experiments.grid import Experiment
-from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
+from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, span
 from specact.lab.report.figures import style_of
 from specact.lab.report.tables import networks_of
 
@@ -129,12 +129,6 @@ def tables_of(study: Study) -> list[Table]:
          **{key: row["latency"]["per_action_ms"] for key, row in summary["methods"].items()}}
         for (bundle, run), summary in study.items() if summary["realtime"]
     ]  # fmt: skip
-    untested = [
-        {"first": row["first"], "second": row["second"], "on": on_of(bundle, run, summary), **{
-            end: {key: row[end][key] for key in ("difference", "low", "high")} for end in ("success", "score")
-        }}
-        for (bundle, run), summary in study.items() if summary["realtime"] for row in summary["contrasts"]
-    ]  # fmt: skip
     hundredth = " | ".join(f"{{{key}:.3f}}" for key in SHOWN)
     tenth = "{adahi:.2f} | {random:.2f} | {hybrid:.2f} | {target:.2f} | {target_on_device:.2f} | {learned:.2f}"
     return [
@@ -162,15 +156,7 @@ def tables_of(study: Study) -> list[Table]:
               "{on} | {gate} | {held_out_rate:.3f} | {auroc:.2f} | {spearman:+.2f} | {linear[r2]:.2f} "
               "| {logarithmic[r2]:.2f}", fits),
         Table("methods", "Every method of every run, the gates and the drafts trained otherwise too.",
-              "condition | episodes | method | success | score | asks | true skip | accepted | gated loss "
-              "| action change | gate efficiency | choice | ms per action",
-              "{on} | {episodes} | {name} | {success:ci3} | {score:ci3} | {sent:.3f} "
-              "| {true_skip_ratio:.3f} | {accepted:.3f} | {gated_loss:.3f} | {action_change_loss:.3f} "
-              "| {gate_efficiency:.2f} | {choice_efficiency:.2f} | {latency[per_action_ms]:.2f}",
-              [{"gate_efficiency": None, "choice_efficiency": None, **row} for row in method_rows(study)]),
-        Table("sockets_contrasts", "Paired differences over real sockets, not tested: too few episodes.",
-              "condition | contrast | success | score",
-              "{on} | `{first}` - `{second}` | {success[difference]:+.3f} | {score[difference]:+.3f}", untested),
+              rows=[{"gate_efficiency": None, "choice_efficiency": None, **row} for row in method_rows(study)]),
     ]  # fmt: skip
 
 
@@ -187,10 +173,8 @@ def threshold_tables(rows: Mapping[str, list[dict[str, Any]]]) -> list[Table]:
               "| {met}", list(spread(rows))),
         Table("threshold_rates", "Each threshold: `always` or `never` where it lies beyond all deviations, `undefined` "
               "where the fit does not increase.",
-              "pair | reading | recommended | F of | fit | slope | r_th | D_th | outcome | asks",
-              "{pair} | {reading} | {recommended} | {rejection} | {fit} | {slope:.3g} | {r_th:.3f} | {threshold:.3g} "
-              "| {outcome} | {rate:.3f}",
-              [{"slope": None, "r_th": None, **row, "pair": pair} for pair, found in rows.items() for row in found]),
+              rows=[{"slope": None, "r_th": None, **row, "pair": pair}
+                    for pair, found in rows.items() for row in found]),
     ]  # fmt: skip
 
 
@@ -206,73 +190,66 @@ def report(results: Mapping[str, Any]) -> Report:
     study = study_of(results)
     tests, written = contrasts_of(study, gates=False), threshold_tables(results["thresholds"])
     tables = {table.name: table for table in (*tables_of(study), *written)}
-    own = {pair: study[pair, "table"]["methods"] for pair in PAIRS if (pair, "table") in study}
-    kept = [of["adahi"]["success"]["rate"] / of["hybrid"]["success"]["rate"] for of in own.values()]
-    claimed = [of["adahi"] / of["hybrid"] for of in PAPER.values()]
-    ms = [{key: row["latency"]["per_action_ms"] for key, row in of.items()} for of in own.values()]
-    saved = [1 - of["adahi"] / of["hybrid"] for of in ms]
-    sockets = [1 - row["adahi"] / row["hybrid"] for row in tables["sockets"].rows]
-    here, theirs = ([100 * (row["adahi"] - row["random"]) for row in tables["true_skips"].rows if by in row["name"]]
-                    for by in ("here", "paper"))  # fmt: skip
-    fits = {pair: study[pair, "table"]["calibration"]["deviation"] for pair in own}
-    ranks = {pair: fit["spearman"] for pair, fit in fits.items()}
-    weak = [study[f"{pair}-undertrained", "table"]["methods"]["draft"]["success"]["rate"] for pair in PAIRS
-            if (f"{pair}-undertrained", "table") in study]  # fmt: skip
-    settings = {pair: study[pair, "table"]["gates"]["adahi"] for pair in own}
+    tabled = {pair: study[pair, "table"] for pair in PAIRS if (pair, "table") in study}
+    own = {pair: summary["methods"] for pair, summary in tabled.items()}
+    fits = {pair: summary["calibration"]["deviation"] for pair, summary in tabled.items()}
+    settings = {pair: summary["gates"]["adahi"] for pair, summary in tabled.items()}
     chosen = {pair: dict(of["options"])["reading"] for pair, of in settings.items()}
-    errors = {pair: of["adahi"]["mse"]["mean"] / of["hybrid"]["mse"]["mean"] - 1 for pair, of in own.items()}
+    ms = {pair: {key: row["latency"]["per_action_ms"] for key, row in of.items()} for pair, of in own.items()}
+    mse = {pair: {key: of[key]["mse"]["mean"] for key in ("adahi", "hybrid", "random")} for pair, of in own.items()}
+    skips = {row["name"]: 100 * (row["adahi"] - row["random"]) for row in tables["true_skips"].rows}
+    sockets = {row["pair"]: 1 - row["adahi"] / row["hybrid"] for row in tables["sockets"].rows}
+    by = {
+        pair: {
+            "saved": 1 - ms[pair]["adahi"] / ms[pair]["hybrid"],
+            "random_saved": 1 - ms[pair]["random"] / ms[pair]["hybrid"], "sockets": sockets.get(pair),
+            "kept": of["adahi"]["success"]["rate"] / of["hybrid"]["success"]["rate"], "skips": skips[f"{pair}, here"],
+            "rank": fits[pair]["spearman"], "errors": mse[pair]["adahi"] / mse[pair]["hybrid"] - 1,
+        }
+        for pair, of in own.items()
+    }  # fmt: skip
+    ranks = {pair: of["rank"] for pair, of in by.items()}
     # Contrasts of other families, and the readings that were compared there.
     gates, tokens = (Experiment.load(name) for name in ("gates", "tokens"))
     euclidean = gates.report(gates.stored()).facts
-    as_written, quantile = (
-        [row["rate"] for row in written[1].rows if (row["rejection"] == "fitted") == fitted and row["rate"] is not None]
-        for fitted in (False, True)
-    )
+    as_written = [row["rate"] for row in written[1].rows if row["rejection"] != "fitted" and row["rate"] is not None]
     facts: dict[str, Any] = {
         "euclidean": {pair: euclidean[f"{pair}_euclidean"] for pair in ("kitchen", "swarm", "ball", "pusht")},
         "tokens": tokens.report(tokens.stored()).facts["gate_adahi_random"],
         "limits": " and ".join(f"`{pair}` ({of['max_skips']})" for pair, of in settings.items() if of["max_skips"]),
         "chosen": " and ".join(f"`{reading}` on {pair}" for pair, reading in chosen.items() if reading != "euclidean"),
-        "hybrid_errors": max(errors.values()),
-        "written": (min(as_written), max(as_written)), "quantile": (min(quantile), max(quantile)),
+        "hybrid_errors": max(of["errors"] for of in by.values()),
+        "written": span(as_written), "missed": max(abs(rate - RATE) for rate in as_written),
         **{f"written_{key}": sum(row[key] for row in written[0].rows) for key in ("met", "of", "undefined")},
         "written_always": sum(row["outcome"] == "always" for row in written[1].rows),
-        "missed": max(abs(rate - RATE) for rate in as_written),
-        "held": max(abs(study[pair, "table"]["calibration"]["deviation"]["held_out_rate"] - RATE) for pair in own),
-        "by": {pair: {"saved": 1 - of["adahi"] / of["hybrid"], "random_saved": 1 - of["random"] / of["hybrid"],
-                      "kept": share, "skips": points, "rank": ranks[pair], "errors": errors[pair]}
-               for pair, of, share, points in zip(own, ms, kept, here, strict=True)},
+        "held": max(abs(fit["held_out_rate"] - RATE) for fit in fits.values()), "by": by,
         "better": where(tests, "adahi", "random", 1), "worse": where(tests, "adahi", "random", -1),
+        "better_lower": where(tests, "adahi", "random", 1, ", rate 0.4"),
+        "better_weak": where(tests, "adahi", "random", 1, ", under-trained draft, rate 0.6"),
         "behind": where(tests, "adahi", "hybrid", -1),
         "behind_lower": where(tests, "adahi", "hybrid", -1, ", rate 0.4"),
         "behind_lowest": where(tests, "adahi", "hybrid", -1, ", rate 0.2"), "lowest_rate": 0.2,
-        "better_lower": where(tests, "adahi", "random", 1, ", rate 0.4"),
         "behind_weak": where(tests, "adahi", "hybrid", -1, ", under-trained draft, rate 0.6"),
-        "better_weak": where(tests, "adahi", "random", 1, ", under-trained draft, rate 0.6"),
-        "above_head": where(tests, "adahi", "head_draft", 1), "below_head": where(tests, "adahi", "head_draft", -1),
-        "hybrid_differs": where(tests, "hybrid", "target", -1),
+        "above_head": where(tests, "adahi", "head_draft", 1), "hybrid_differs": where(tests, "hybrid", "target", -1),
         "device_differs": where(tests, "target_on_device", "hybrid", 0),
-        "device_time": max(of["target_on_device"] / of["hybrid"] for of in ms),
-        "kept": (min(kept), max(kept)), "claimed": (min(claimed), max(claimed)),
-        "saved": (min(saved), max(saved)), "sockets": (min(sockets), max(sockets)), "claimed_saved": PAPER_SAVED,
-        "skips": (min(here), max(here)), "claimed_skips": (min(theirs), max(theirs)),
+        "device_time": max(of["target_on_device"] / of["hybrid"] for of in ms.values()),
+        "kept": span(of["kept"] for of in by.values()),
+        "claimed": span(of["adahi"] / of["hybrid"] for of in PAPER.values()),
+        "saved": span(of["saved"] for of in by.values()), "sockets": span(sockets.values()),
+        "claimed_saved": PAPER_SAVED, "skips": span(of["skips"] for of in by.values()),
+        "claimed_skips": span(skips[f"{pair}, paper"] for pair in PAPER),
         "lowest": min(ranks, key=lambda pair: ranks[pair]), "highest": max(ranks, key=lambda pair: ranks[pair]),
-        "rank": (min(ranks.values()), max(ranks.values())),
-        "errors": max(of["random"]["mse"]["mean"] / of["adahi"]["mse"]["mean"] - 1 for of in own.values()),
+        "rank": span(ranks.values()), "errors": max(of["random"] / of["adahi"] - 1 for of in mse.values()),
         "logarithmic": sum(fit["logarithmic"]["r2"] > fit["linear"]["r2"] for fit in fits.values()), "pairs": len(fits),
-        "rate": study["ball", "table"]["rate"], "lower": study["ball", "rate-0.4"]["rate"],
-        "weak": (min(weak), max(weak)), "tests": len(tests),
+        "rate": study["ball", "table"]["rate"], "lower": study["ball", "rate-0.4"]["rate"], "tests": len(tests),
+        "weak": span(study[f"{pair}-undertrained", "table"]["methods"]["draft"]["success"]["rate"] for pair in PAIRS
+                     if (f"{pair}-undertrained", "table") in study),
     }  # fmt: skip
-    for pair in own:
-        for rival in ("random", "hybrid", "head_draft"):
-            measure = measures_of(study[pair, "table"])[-1]
-            facts[f"{pair}_{rival}"] = between(tests, f"{pair}, rate 0.6", "adahi", rival, measure)
-    about = "all methods without a trained gate, in virtual time"
-    for row in tables["sockets"].rows:
-        facts["by"][row["pair"]]["sockets"] = 1 - row["adahi"] / row["hybrid"]
-    pictures = [Picture("adahi.svg", lambda: draw(tests))]
-    elsewhere = gates.elsewhere("readings/*")
-    return Report([*tables.values(), contrast_table(tests, family=about)], facts, pictures, elsewhere)
+    for pair, summary in tabled.items():
+        for rival in ("random", "hybrid"):
+            facts[f"{pair}_{rival}"] = between(tests, f"{pair}, rate 0.6", "adahi", rival, measures_of(summary)[-1])
+    every = [*tables.values(), contrast_table(tests, family="all methods without a trained gate, in virtual time")]
+    return Report(every, facts, [Picture("adahi.svg", lambda: draw(tests))], gates.elsewhere("readings/*"))
 
 
 def draw(tests: Sequence[Metrics]) -> Figure:

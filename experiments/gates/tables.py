@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.adahi.tables import PAIRS, Metrics, Study, contrasts_of, on_of, study_of, where
 from experiments.figures import Point, add_series
 from experiments.grid import Experiment
-from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, significant
+from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, significant, span
 
 RATES = ("0.2", "0.4", "0.6")
 GATES = ("uncertainty", "learned", "learned_action")
@@ -21,6 +21,7 @@ SHOWN = ("random_learned", "adahi", "uncertainty", "learned", "learned_action", 
 # Of the frontier: those that never ask, a little apart, and one that always does; and those at every rate.
 ENDS = {"draft": 0.0, "head_draft": -0.025, "target_on_device": 0.025, "hybrid": 1.0}
 CURVES = ("random", "adahi", "learned")
+SIGNS = {"better": 1, "worse": -1}
 LABELS = {"head_draft": "head as draft", "target_on_device": "target on device"}
 
 
@@ -102,8 +103,8 @@ def cells_of(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from ({"pair": pair, **row} for cell in cells.values() for row in named(cell))
 
 
-def families_of(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The contrasts of the runs that only this report has, a family for each of their questions."""
+def families_of(results: Mapping[str, Any]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+    """The contrasts of the runs that only this report has: a family for each of their questions, in words."""
     variants = [
         {"on": f"{row['pair']}, every gate at 0.4", "measure": "success", "first": row["name"], "second": "random",
          **row["against_random"]}
@@ -119,8 +120,9 @@ def families_of(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         for row in results["chunks"]["contrasts"] for measure in ("success", "score")
     ]  # fmt: skip
     return {
-        "variant_contrasts": one_family(variants), "reading_contrasts": one_family(readings),
-        "chunk_contrasts": one_family(chunks),
+        "variant_contrasts": ("every gate on ball and swarm against random", one_family(variants)),
+        "reading_contrasts": ("the readings of equation 5 against random", one_family(readings)),
+        "chunk_contrasts": ("the chunk pair's learned gate", one_family(chunks)),
     }  # fmt: skip
 
 
@@ -128,44 +130,40 @@ def report(results: Mapping[str, Any]) -> Report:
     """The gates at equal rate, and which variants were tried."""
     adahi = Experiment.load("adahi")
     study = study_of(adahi.stored())
-    tests, families, tables = contrasts_of(study, gates=True), families_of(results), tables_of(study, results)
-    facts: dict[str, Any] = {"tests": len(tests), "r2": 0.2, "r4": 0.4, "r6": 0.6}
-    facts["swarm_oracle"] = between(tests, "swarm, rate 0.4", "oracle", "random_learned")
+    tests, families = contrasts_of(study, gates=True), families_of(results)
+    tables = {table.name: table for table in tables_of(study, results)}
+    variants, readings, chunks = (rows for _, rows in families.values())
     rates = [f", rate {rate}" for rate in RATES]
-    for word, sign in {"above": 1, "below": -1}.items():
-        facts[f"{word}_head"] = where(tests, "learned", "head_draft", sign)
-        facts[f"head_{word}_hybrid"] = where(tests, "head_draft", "hybrid", sign)
-        facts[f"{word}_head_at_random"] = where(tests, "learned", "head_random", sign, *rates)
-        facts[f"uncertainty_{word}_adahi_2"] = where(tests, "uncertainty", "adahi", sign, rates[0])
-        facts[f"uncertainty_{word}_adahi_4"] = where(tests, "uncertainty", "adahi", sign, rates[1])
-        learned, distilled = ("learned", "learned_action"), ", distilled draft, rate 0.4"
-        facts[f"distilled_{word}"] = where(tests, learned, "random_learned", sign, distilled)
-    efficiency = {row["on"]: row for row in tables[3].rows}
-    for gate in ("adahi", "learned"):
-        found = [row[f"{gate}.gate_efficiency"] for on, row in efficiency.items()
-                 if row[f"{gate}.gate_efficiency"] is not None and "no limit" not in on]  # fmt: skip
-        facts[f"{gate}_efficiency"] = (min(found), max(found))
-    variants, readings, chunks = families.values()
-    facts["variants"], facts["readings"] = len(variants), len(readings)
-    for pair in ("ball", "swarm"):
-        for word, sign in {"better": 1, "worse": -1}.items():
-            facts[f"{pair}_variants_{word}"] = sum(row["on"].startswith(pair) for row in significant(variants, sign))
-    for pair in ("kitchen", "swarm", "ball", "pusht"):
-        facts[f"{pair}_euclidean"] = between(readings, f"{pair}, euclidean", "adahi", "random", "score")
-    for rival in ("random_learned", "hybrid"):
-        facts[f"chunks_{rival}"] = between(chunks, "pusht-flow with a VQ draft, rate 0.4", "learned", rival)
-    decisions = [row["learned_ms"] / row["draft_ms"] for row in tables[1].rows]
-    facts["decision"] = (min(decisions), max(decisions))
-    families = {"contrasts": tests, **families}
-    about = {
-        "contrasts": "all methods with trained gates, heads or oracles in the study, success and score",
-        "variant_contrasts": "every gate on ball and swarm against random",
-        "reading_contrasts": "the readings of equation 5 against random",
-        "chunk_contrasts": "the chunk pair's learned gate",
+    efficiency = {
+        gate: span(
+            row[f"{gate}.gate_efficiency"] for row in tables["efficiency"].rows
+            if row[f"{gate}.gate_efficiency"] is not None and "no limit" not in row["on"]
+        )
+        for gate in ("adahi", "learned")
+    }  # fmt: skip
+    facts: dict[str, Any] = {
+        "tests": len(tests), "variants": len(variants), "readings": len(readings), "r2": 0.2, "r4": 0.4,
+        "swarm_oracle": between(tests, "swarm, rate 0.4", "oracle", "random_learned"),
+        "above_head": where(tests, "learned", "head_draft", 1),
+        "head_below_hybrid": where(tests, "head_draft", "hybrid", -1),
+        "above_head_at_random": where(tests, "learned", "head_random", 1, *rates),
+        "uncertainty_above_adahi_2": where(tests, "uncertainty", "adahi", 1, rates[0]),
+        "uncertainty_below_adahi_4": where(tests, "uncertainty", "adahi", -1, rates[1]),
+        "distilled_above": where(
+            tests, ("learned", "learned_action"), "random_learned", 1, ", distilled draft, rate 0.4"
+        ),
+        **{f"{gate}_efficiency": shares for gate, shares in efficiency.items()},
+        **{f"{pair}_variants_{word}": sum(row["on"].startswith(pair) for row in significant(variants, sign))
+           for pair in ("ball", "swarm") for word, sign in SIGNS.items()},
+        **{f"{pair}_euclidean": between(readings, f"{pair}, euclidean", "adahi", "random", "score")
+           for pair in ("kitchen", "swarm", "ball", "pusht")},
+        **{f"chunks_{rival}": between(chunks, "pusht-flow with a VQ draft, rate 0.4", "learned", rival)
+           for rival in ("random_learned", "hybrid")},
+        "decision": span(row["learned_ms"] / row["draft_ms"] for row in tables["heads"].rows),
     }  # fmt: skip
     verdicts = [
         {"gate": gate, **{f"at_{rate}": "; ".join(
-            f"{word}: {found}" for word, sign in {"better": 1, "worse": -1}.items()
+            f"{word}: {found}" for word, sign in SIGNS.items()
             for found in [where(tests, gate, "random_learned", sign, f", rate {rate}")] if found != "no pair") or "-"
             for rate in RATES}}
         for gate in ("uncertainty", "learned", "learned_action", "head_random", "oracle")
@@ -176,10 +174,12 @@ def report(results: Mapping[str, Any]) -> Report:
         "gate | at 0.2 (`ball`) | at 0.4 (five pairs) | at 0.6 (six pairs)",
         "`{gate}` | {0[at_0.2]} | {0[at_0.4]} | {0[at_0.6]}", verdicts,
     )  # fmt: skip
-    contrasts = [contrast_table(rows, name, about[name]) for name, rows in families.items()]
+    about = "all methods with trained gates, heads or oracles in the study, success and score"
+    contrasts = [contrast_table(rows, name, of) for name, (of, rows) in families.items()]
     picture = Picture("frontier.svg", lambda: frontier(study))
     runs = adahi.elsewhere("[!t]*")  # of a pair; not of thresholds
-    return Report([*tables, shown, *contrasts], facts, [picture], runs)
+    every = [*tables.values(), shown, contrast_table(tests, family=about), *contrasts]
+    return Report(every, facts, [picture], runs)
 
 
 def frontier(study: Study) -> Figure:
