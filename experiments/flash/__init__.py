@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evalu
 from experiments.measure import interleaved, relative_costs, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.rollout.methods import Method, composed
+from specact.lab.rollout.methods import composed
 from specact.lab.rollout.rollout import EpisodeRange
 from specact.load import load_pair, load_policy
 from specact.observation import Window
@@ -68,8 +68,7 @@ class ControlRounds(Rounds):
 
 def controlled(kind: type[FlashVerifier], rounds: Rounds, about: str) -> ControlRounds:
     """The same rounds with this verifier."""
-    values = {field.name: getattr(rounds, field.name) for field in fields(Rounds)}
-    return ControlRounds(**values | {"about": about}, kind=kind)
+    return ControlRounds(**vars(rounds) | {"about": about}, kind=kind)
 
 
 class ShuffledVerifier(FlashVerifier):
@@ -114,42 +113,40 @@ class StaleVerifier(FlashVerifier):
         return found.outcome(self.parts, answer.times)
 
 
-FLASH, FITTED = ROUNDS["flash"], ROUNDS["flash_fitted"]
-_OTHERS = "the verdict of another of its rounds"
+def varied(name: str, about: str, **changes: Any) -> Rounds:
+    """Rounds of the package with other values of some fields."""
+    return replace(ROUNDS[name], about=about, **changes)
 
 
-def _changed(name: str, base: str, about: str, **changes: Any) -> Method:
-    return composed(name, replace(ROUNDS[base], about=about, **changes))
-
-
-_FIT = {"levels": None, "within": None}
-METHODS = by_name(
-    *(composed(name, ROUNDS[name]) for name in ("full", "full_5", "full_3")),
-    *(composed(name, ROUNDS[name], "full") for name in ("full_2", "full_1")),
-    composed("flash", FLASH, "full", "full_2", "unchecked", "flash_last", "flash_unguarded", "flash_shuffled"),
-    composed("flash_fitted", FITTED, "full", "full_2", "unchecked_fitted", "flash_fitted_shuffled"),
-    composed(
-        "flash_shuffled", controlled(ShuffledVerifier, FLASH, f"FLASH with {_OTHERS}, drawn at random: the control")
+_OTHERS, _FIT = "the verdict of another of its rounds", {"levels": None, "within": None}
+# Those that the package does not have.
+CONTROLS: dict[str, Rounds] = {
+    "flash_shuffled": controlled(
+        ShuffledVerifier, ROUNDS["flash"], f"FLASH with {_OTHERS}, drawn at random: the control"
     ),
-    composed(
-        "flash_fitted_shuffled",
-        controlled(ShuffledVerifier, FITTED, f"FLASH with fitted noise levels and delta, and {_OTHERS}: the control"),
+    "flash_fitted_shuffled": controlled(
+        ShuffledVerifier, ROUNDS["flash_fitted"],
+        f"FLASH with fitted noise levels and delta, and {_OTHERS}: the control",
     ),
-    _changed(
-        "flash_unguarded", "flash", "FLASH without guards and periodic full rounds", guarded=False, periodic=False
+    "flash_unguarded": varied("flash", "FLASH without guards and periodic full rounds", guarded=False, periodic=False),
+    "flash_stale": controlled(StaleVerifier, ROUNDS["flash"], "FLASH, checked on the cache of the last full round"),
+    "flash_last_fitted": varied("flash_last", "the fitted check of what is left of the last chunk", **_FIT),
+    "flash_policy_fitted": varied("flash_policy", "the fitted check of a draft policy's chunk", **_FIT),
+    "unchecked_fitted": varied(
+        "unchecked", "drafts unchecked, as many full rounds as fitted FLASH, at random: the control",
+        rate_of="flash_fitted", **_FIT,
     ),
-    composed("flash_stale", controlled(StaleVerifier, FLASH, "FLASH, checked on the cache of the last full round")),
-    *(composed(name, ROUNDS[name]) for name in ("flash_device", "flash_last")),
-    _changed("flash_last_fitted", "flash_last", "the fitted check of what is left of the last chunk", **_FIT),
-    composed("flash_policy", ROUNDS["flash_policy"]),
-    _changed("flash_policy_fitted", "flash_policy", "the fitted check of a draft policy's chunk", **_FIT),
-    composed("block", ROUNDS["block"], "full"),
-    composed("unchecked", ROUNDS["unchecked"]),
-    _changed(
-        "unchecked_fitted", "unchecked", rate_of="flash_fitted", **_FIT,
-        about="drafts unchecked, as many full rounds as fitted FLASH, at random: the control",
-    ),
-)  # fmt: skip
+}  # fmt: skip
+# In the order of the page, with their rivals.
+RIVALS: dict[str, tuple[str, ...]] = {
+    "full": (), "full_5": (), "full_3": (), "full_2": ("full",), "full_1": ("full",),
+    "flash": ("full", "full_2", "unchecked", "flash_last", "flash_unguarded", "flash_shuffled"),
+    "flash_fitted": ("full", "full_2", "unchecked_fitted", "flash_fitted_shuffled"),
+    "flash_shuffled": (), "flash_fitted_shuffled": (), "flash_unguarded": (), "flash_stale": (), "flash_device": (),
+    "flash_last": (), "flash_last_fitted": (), "flash_policy": (), "flash_policy_fitted": (), "block": ("full",),
+    "unchecked": (), "unchecked_fitted": (),
+}  # fmt: skip
+METHODS = by_name(*(composed(name, (ROUNDS | CONTROLS)[name], *rivals) for name, rivals in RIVALS.items()))
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -203,7 +200,7 @@ def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str
     on another window's cache; ``block``: the draft alone. Relative to ``full_10``.
     """
     target, order = pair.target(), stream(seed, Role.GATE)
-    never, always = Check(within=0.0, guarded=False), Check(within=1e9, guarded=False)
+    never, always = Check(within=0.0, guarded=False), _ACCEPT_ALL
     cache = pair.parts.policy.networks.cache([pair.parts.policy.spec.observation.select(windows[0])])
     middle = pair.units.to_environment(
         np.zeros((pair.parts.policy.spec.chunk, pair.parts.policy.spec.actions), np.float32)

@@ -20,7 +20,7 @@ from experiments.measure import interleaved, outcomes, paired, relative_costs, s
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from specact.families.chunks.flow import FlowNetworks
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.rollout.methods import Method, composed
+from specact.lab.rollout.methods import composed
 from specact.lab.rollout.rollout import EpisodeRange
 from specact.load import load_pair
 from specact.observation import Window
@@ -121,20 +121,18 @@ REUSE: dict[str, ReusingRounds] = {
 }
 
 
-def _reusing(name: str, *rivals: str) -> Method:
-    return composed(name, REUSE[name], *rivals)
-
-
+# In the order of the page, with their rivals.
+RIVALS: dict[str, tuple[str, ...]] = {
+    "freqcache": ("full", "full_5", "freqcache_still", "freqcache_bare", "freqcache_all", "freqcache_random"),
+    "freqcache_frozen": ("full",), "freqcache_random": ("full",), "freqcache_still": (), "freqcache_bare": ("full",),
+    "freqcache_oldest": ("full",), "full_5": (), "full_3": (), "full_2": (), "freqcache_changed": ("full",),
+    "freqcache_all": (),
+}  # fmt: skip
 METHODS = by_name(
     FULL["full"],
-    _reusing("freqcache", "full", "full_5", "freqcache_still", "freqcache_bare", "freqcache_all",
-             "freqcache_random"),
-    _reusing("freqcache_frozen", "full"), _reusing("freqcache_random", "full"), _reusing("freqcache_still"),
-    _reusing("freqcache_bare", "full"),
-    _reusing("freqcache_oldest", "full"), FULL["full_5"], FULL["full_3"], FULL["full_2"],
-    _reusing("freqcache_changed", "full"), _reusing("freqcache_all"),
+    *(composed(name, REUSE[name], *rivals) if name in REUSE else FULL[name] for name, rivals in RIVALS.items()),
     composed("freqcache_2", ReusingRounds("FreqCache, and 2 steps", steps=2), "full_2"),
-)  # fmt: skip
+)
 SHOWN = {
     "freqcache": "FreqCache", "freqcache_random": "random tokens", "freqcache_oldest": "oldest recomputed",
     "freqcache_still": "without motion", "freqcache_changed": "least changed reused", "freqcache_all": "whole overlap",
@@ -143,13 +141,9 @@ SHOWN = {
 
 def plan(run: Run) -> Iterator[Cell]:
     """Success, motion, reuse along the target's path, and the policy on smaller frames, which is trained."""
-    for cell, methods, episodes in (
-        ("large", [METHODS["full"], METHODS["freqcache"]], 200),
-        ("summary", METHODS.values(), 50),
-    ):
-        yield evaluation_cell(
-            f"{WHOLE}/{cell}", Evaluation(WHOLE, None, tuple(methods), episodes, seed=run.seed, shard=10)
-        )
+    for cell, names, episodes in (("large", ("full", "freqcache"), 200), ("summary", tuple(METHODS), 50)):
+        methods = tuple(METHODS[name] for name in names)
+        yield evaluation_cell(f"{WHOLE}/{cell}", Evaluation(WHOLE, None, methods, episodes, run.seed, shard=10))
     yield Cell("pans", pans)
     yield Cell(f"{WHOLE}/reuse", measure_reuse)
     if not run.quick:
@@ -159,15 +153,12 @@ def plan(run: Run) -> Iterator[Cell]:
 def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
     """Reuse and costs on the target's own rollouts, per inference and per control step."""
     pair, episodes = load_pair(WHOLE), run.few(10)
-    found: dict[str, Any] = {
+    return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
+        **{name: {"execute": execute,
+                  **compare_variants(pair, windows_of(pair, execute, episodes, run.seed), run.seed)}
+           for name, execute in (("inference", pair.execute), ("step", 1))},
     }  # fmt: skip
-    for name, execute in (("inference", pair.execute), ("step", 1)):
-        found[name] = {
-            "execute": execute,
-            **compare_variants(pair, windows_of(pair, execute, episodes, run.seed), run.seed),
-        }
-    return found
 
 
 def windows_of(pair: Pair[Any], execute: int, episodes: int, seed: int) -> list[list[Window]]:
@@ -207,16 +198,13 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
                     pan, unrelated = motion(before, now), motion(before, elsewhere)
                     error = max(abs(pan.rows - down), abs(pan.columns - right))
                     sure, wrong = pan.confidence >= Reuse().confidence, error > 2
-                    found[name].append((
-                        error == 0, sure, sure and wrong, unrelated.confidence >= Reuse().confidence,
-                        pan.confidence if wrong else 1.0,
-                    ))  # fmt: skip
+                    confused = unrelated.confidence >= Reuse().confidence
+                    largest = pan.confidence if wrong else 1.0
+                    found[name].append((error == 0, sure, sure and wrong, confused, largest))
         for name, values in found.items():
-            *shares, largest = np.array(values, float).T
-            means = dict(
-                zip(("exact", "confident", "wrong", "unrelated"), map(float, map(np.mean, shares)), strict=True)
-            )
-            rows[name].append({"sigma": sigma, **means, "largest": float(largest.max())})
+            columns = np.array(values, float)
+            shares = zip(("exact", "confident", "wrong", "unrelated"), columns.mean(0).tolist(), strict=False)
+            rows[name].append({"sigma": sigma, **dict(shares), "largest": float(columns[:, -1].max())})
     return rows
 
 
@@ -349,22 +337,21 @@ def report(results: Results) -> Report:
     large = results[WHOLE]["large"]
     costs = {name.removesuffix("_10"): cost for name, cost in reuse["inference"]["costs"].items()}
     methods = [{**row, "time": costs.get(row["name"])} for row in methods_of(summary)]
-    on_200 = f"{WHOLE}, 200 episodes"
+    on_200, paces = f"{WHOLE}, 200 episodes", {pace: reuse[pace] for pace in ("inference", "step")}
     # Of two steps FLASH's report tests more episodes, of FreqCache and the full policy the larger run here.
     more = [("full_2", "full"), ("freqcache", "full")]
     kept = [row for row in summary["contrasts"] if (row["first"], row["second"]) not in more]
     few = under(f"{WHOLE}, 50 episodes", kept)
     contrasts = one_family([*few, *under(on_200, large["contrasts"]), *under(on_200, small["contrasts"])])
     policies = [
-        {"label": label, "success": success, **small["costs"][label.split(" ")[0]],
-         "time": small["costs"][label.split(" ")[0]] if label.endswith("full") else None}
-        for label, success in small["success"].items()
+        {"label": label, "success": success, **cost, "time": cost if label.endswith("full") else None}
+        for label, success in small["success"].items() for cost in [small["costs"][label.split(" ")[0]]]
     ]  # fmt: skip
     variants = [
         {"pace": pace, "name": name.removesuffix("_10"), "reused": None, "cosine": None, "distance": None,
          **measured["variants"].get(name, {}), **measured["costs"][name],
          "prefix_ms": measured["costs"].get(f"{name}:prefix", measured["costs"]["prefix"])["ms"]}
-        for pace, measured in ((pace, reuse[pace]) for pace in ("inference", "step"))
+        for pace, measured in paces.items()
         for name in (*(f"full_{steps}" for steps in (10, 5, 3, 2)), *measured["variants"])
     ]  # fmt: skip
     moves = [{"window": window, **row} for window, rows in results["pans"].items() for row in rows]
@@ -385,11 +372,11 @@ def report(results: Results) -> Report:
         ),
         Table("parts", "Time of the parts of an inference.", "pace | part | ms | of an inference in 10 steps",
               "{pace} | {name} | {ms:.2f} | {0:ci2}",
-              [{"pace": pace, **row} for pace in ("inference", "step") for row in named(reuse[pace]["costs"])]),
+              [{"pace": pace, **row} for pace, of in paces.items() for row in named(of["costs"])]),
         Table("motion", "Share of inferences with a confident motion, and with one of half a patch or more.",
               "pace | camera | confident | moved", "{pace} | {name} | {confident:.0%} | {moved:.0%}",
-              [{"pace": pace, "inferences": reuse[pace]["inferences"], **row}
-               for pace in ("inference", "step") for row in named(reuse[pace]["cameras"])]),
+              [{"pace": pace, "inferences": of["inferences"], **row}
+               for pace, of in paces.items() for row in named(of["cameras"])]),
         Table("pans", "Pans of smooth synthetic scenes: share found exactly, with confidence, and wrong by more than 2 "
               "pixels with confidence; frames of two scenes with confidence; the largest confidence of a wrong pan.",
               "window | sigma, pixels | exact | confident | wrong | unrelated | largest",
@@ -401,18 +388,17 @@ def report(results: Results) -> Report:
         "large_" * (row["on"] == on_200) + f"{row['first']}_{row['second']}".replace(" ", "_").replace("-", "_"): row
         for row in contrasts
     }
-    facts |= {"cost": costs, "won": summary["methods"], "small": {row["label"]: row for row in policies}}
-    facts |= {"cameras": reuse["inference"]["cameras"], "variants": reuse["inference"]["variants"]}
-    facts |= {"episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]}}
-    facts["small_episodes"] = small["episodes"]
+    facts |= {
+        "cost": costs, "small": {row["label"]: row for row in policies}, "small_episodes": small["episodes"],
+        "cameras": reuse["inference"]["cameras"], "variants": reuse["inference"]["variants"],
+        "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
+    }  # fmt: skip
     for window, rows in results["pans"].items():
-        # Of scenes of 2 pixels and more, which are smooth.
-        shares = {key: [row[key] for row in rows[1:]] for key in ("exact", "confident", "wrong")}
-        facts[window] = {
-            f"{name}_{key}": choose(values)
-            for key, values in shares.items()
-            for name, choose in (("least", min), ("most", max))
-        } | {"rough": rows[0], "smoothest": rows[-1]}
+        facts[window] = {"rough": rows[0], "smoothest": rows[-1]}
+        for key in ("exact", "confident", "wrong"):
+            # Of scenes of 2 pixels and more, which are smooth.
+            least, *_, most = sorted(row[key] for row in rows[1:])
+            facts[window] |= {f"least_{key}": least, f"most_{key}": most}
     return Report(tables, facts, [Picture("freqcache.svg", partial(draw, methods))])
 
 
