@@ -153,7 +153,7 @@ def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
         "tests": len(tests), "drafts": len({(row["task"], row["draft"], seed) for row in kept["rows"] if row["draft"]
                                             for seed in row["seeds"]}),
         "better": sum(row["better"] for row in sizes), "worse": sum(row["worse"] for row in sizes),
-        "smallest": sizes[0]["better"], "larger": sum(row["better"] for row in sizes[2:]),
+        "smallest": sizes[0]["better"],
         "worse_on": ", ".join(f"`{row['first']}` on {row['on']}" for row in significant(tests, -1)),
         "second": fits[-2], "most": fits[-1], "free": free,
         "rate": DRAWN["learned"], "margin": MARGIN,
@@ -164,7 +164,7 @@ def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
         "ball_x4": ("ball", "draft x4", "draft", 0.0), "ball_target": ("ball", "-", "target_on_device", 0.0),
         "camera_x4": ("pusht-camera", "distilled draft x4", "draft", 0.0),
         "pusht_distilled": ("pusht", "distilled draft x1", "draft", 0.0),
-        "pusht_x1": ("pusht", "draft x1", "draft", 0.0), "pusht_target": ("pusht", "-", "target_on_device", 0.0),
+        "pusht_x1": ("pusht", "draft x1", "draft", 0.0),
     }  # fmt: skip
     facts |= {name: {**rows[key], "share": shares.get(key[:2])} for name, key in named_ways.items() if key in rows}
     about = "{task} | {draft} | {method} | {asked:g} | {rate:.3f} | {cost:.2f} | {success:ci2} | {episodes}"

@@ -393,12 +393,13 @@ def report(results: Results) -> Report:
         "cameras": reuse["inference"]["cameras"], "variants": reuse["inference"]["variants"],
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
     }  # fmt: skip
-    for window, rows in results["pans"].items():
-        facts[window] = {"rough": rows[0], "smoothest": rows[-1]}
-        for key in ("exact", "confident", "wrong"):
-            # Of scenes of 2 pixels and more, which are smooth.
-            least, *_, most = sorted(row[key] for row in rows[1:])
-            facts[window] |= {f"least_{key}": least, f"most_{key}": most}
+    for window in ("Hann", "none"):
+        # Of scenes of 2 pixels and more, which are smooth.
+        exact, wrong = ([row[key] for row in results["pans"][window][1:]] for key in ("exact", "wrong"))
+        facts[window] = {
+            "smoothest": results["pans"][window][-1], "most_exact": max(exact), "least_wrong": min(wrong),
+            "most_wrong": max(wrong),
+        }  # fmt: skip
     return Report(tables, facts, [Picture("freqcache.svg", partial(draw, methods))])
 
 

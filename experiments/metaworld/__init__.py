@@ -134,21 +134,20 @@ def rendering(folder: Path, run: Run) -> dict[str, Any]:
         for cameras in ((), *((camera,) for camera in every), *((every,) if len(every) > 1 else ()))
         for size in ((64, 96) if cameras else (0,))
     ]
-    worlds = []
+    worlds, spent = [], np.empty((len(ways), run.few(60)))
     for env, cameras, size in ways:
         worlds.append(load_task(env).seeing({name: Field((size, size, 3), "uint8") for name in cameras}).make())
         worlds[-1].reset(seed=2)
-    spent: list[list[float]] = [[] for _ in ways]
-    for _ in range(run.few(60)):
-        for world, times in zip(worlds, spent, strict=True):
+    for step in range(spent.shape[1]):
+        for at, world in enumerate(worlds):
             before = time.process_time()
             world.step(np.zeros(world.action_space.shape or (), np.float32))
-            times.append(1e3 * (time.process_time() - before))
+            spent[at, step] = 1e3 * (time.process_time() - before)
     for world in worlds:
         world.close()
     rows = [
-        {"env": env, "cameras": list(cameras), "pixels": size, "ms": float(np.median(times))}
-        for (env, cameras, size), times in zip(ways, spent, strict=True)
+        {"env": env, "cameras": list(cameras), "pixels": size, "ms": ms}
+        for (env, cameras, size), ms in zip(ways, np.median(spent, axis=1).tolist(), strict=True)
     ]
     return {"rows": rows}
 
@@ -184,9 +183,9 @@ def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
 
 def seeds(folder: Path, run: Run) -> dict[str, Any]:
     """By method and contrast the success of each training seed, and of all with an interval over seeds and episodes."""
-    methods = METHODS
-    told = [evaluation(source(name, run), methods, EACH, folder / name, run)["methods"] for name in SEEDS]
-    success = {method: [outcomes(folder / name, method) for name in SEEDS] for method in methods}
+    for name in SEEDS:
+        evaluation(source(name, run), METHODS, EACH, folder / name, run)
+    success = {method: [outcomes(folder / name, method) for name in SEEDS] for method in METHODS}
     contrasts = {
         f"{first} - {second}": [a - b for a, b in zip(success[first], success[second], strict=True)]
         for first, second in (("adahi", "random"), ("hybrid", "adahi"), ("hybrid", "draft"))
@@ -195,11 +194,7 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
         name: {"each": [float(one.mean()) for one in values], "all": asdict(seeds_interval(values))}
         for name, values in (success | contrasts).items()
     }
-    keys = ("sent", "true_skip_ratio")
-    more = {method: {key: [found[method].get(key) for found in told] for key in keys} for method in methods}
-    for method in methods:
-        more[method]["ms an action"] = [found[method]["latency"]["per_action_ms"] for found in told]
-    return {"pairs": list(SEEDS), "episodes": len(success["draft"][0]), "rows": rows, "more": more}
+    return {"pairs": list(SEEDS), "episodes": len(success["draft"][0]), "rows": rows}
 
 
 def curve(name: str, folder: Path, run: Run) -> dict[str, Any]:

@@ -97,10 +97,6 @@ def report(results: Mapping[str, Any]) -> Report:
                for row in named(run["methods"])]),
         Table("seeds", "The pair of codes trained with three seeds; intervals over seeds and episodes.",
               "success | each seed | all", "{name} | {each} | {all:ci3}", named(seeds["rows"])),
-        Table("seeds-more", "Of the same: sent, true skip, time.", "method | what | each seed",
-              "{name} | {key} | {values}",
-              [{"name": name, "key": key, "values": values} for name, of in seeds["more"].items()
-               for key, values in of.items()]),
         Table("curve", "Success over the training time.", "bundle | steps | samples | success | more than before",
               "{bundle} | {steps:,} | {samples:,} | {success:ci2} | {gained:+ci3}",
               [{"gained": None, **row} for row in results["curve"].values()]),
@@ -127,19 +123,17 @@ def report(results: Mapping[str, Any]) -> Report:
         contrast_table(timed, "real-time-contrasts", "methods in real time, both targets"),
         contrast_table(covered, "cameras-contrasts", "cameras on PushT"),
     ]  # fmt: skip
-    facts: dict[str, Any] = {f"{row['on'].split(',')[0]}_{row['first']}_{row['second']}": row for row in asked}
-    facts |= {"pairs": {pair["pair"]: pair for pair in pairs}, "shown": {row["method"]: row for row in shown}}
-    facts |= {"seeds": {name: row["all"] for name, row in seeds["rows"].items()}}
-    facts |= {"blank": {name: run["blank"]["methods"] for name, run in results["policies"].items()}}
-    facts |= {"significant": len(significant(timed)), "tests": len(timed)}
-    facts |= {
-        f"{kind}_{row['first']}_{row['second']}": row
-        for kind, target in (("tokens", "metaworld-tokens"), ("flow", "metaworld-flow"))
-        for row in timed
-        if row["on"].startswith(f"{target}, ") and row["on"].endswith(f" {_SHARE:g} of a core")
-        and row["on"].split(", ")[1] not in ("lte", "wifi-paper")
+    facts: dict[str, Any] = {
+        "shown": {row["method"]: row for row in shown}, "significant": len(significant(timed)), "tests": len(timed),
+        "seeds": {name: row["all"] for name, row in seeds["rows"].items()},
+        "blank": {name: run["blank"]["methods"] for name, run in results["policies"].items()},
+        "cameras": {f"{row['first']} {row['second']}": row for row in covered},
+        **{f"{row['on'].split(',')[0]}_{row['first']}_{row['second']}": row for row in asked},
     }  # fmt: skip
-    facts["cameras"] = {f"{row['first']} {row['second']}": row for row in covered}
+    for row in timed:
+        target, link, share = row["on"].split(", ")
+        if share == f"{_SHARE:g} of a core" and link not in ("lte", "wifi-paper"):
+            facts[f"{target.removeprefix('metaworld-')}_{row['first']}_{row['second']}"] = row
     return Report(tables, facts, [Picture("metaworld.svg", partial(draw, every))])
 
 
