@@ -109,6 +109,7 @@ RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchrono
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
 RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "late")]
+RIVALS += [("aligned_1", "aligned"), ("aligned_8", "aligned"), ("corrected_half", "aligned")]
 RIVALS += [("a2c2", "rtc"), ("corrected", "late"), ("staleness", "cadence"), ("staleness", "random")]
 # By the method of other pictures in whose colour they are drawn.
 SHOWN = {
@@ -131,6 +132,7 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"cadence/{name}/{delay}", partial(choose, METHODS[name], Trial(delay)))
     for steps in corrected.CADENCES:
         yield from (Cell(f"gate/{name}/{steps}", partial(corrected.gated, name, steps)) for name in GATES)
+    yield Cell("errors", corrected.errors)
     yield Cell("cost", corrected.cost)
 
 
@@ -175,12 +177,17 @@ def report(results: Results) -> Report:
         "own": _rows(results.get("cadence", {}), PACED, f"{ball} at its own cadence, d = ", "own"),
         "gates": _rows(results.get("gate", {}), GATES, f"{ball}, requests of every ", "success"),
     }
-    rows = {(row["on"], row["method"]): row for group in groups.values() for row in group if row["at"]}
+    rows = {
+        (row["on"], row["method"]): row for name, group in groups.items() for row in group
+        if row["at"] or name == "pusht"
+    }  # fmt: skip
     won = {at: len(row["won"]) for at, row in rows.items()}
     pairs = [
         (rows[on, first], rows[on, second]) for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
         if 0 < won.get((on, first), 0) == won.get((on, second))
     ]  # fmt: skip
+    waits = [{**row, "method": "synchronous_0"} for row in groups["libero"] if row["method"] == "synchronous"]
+    pairs += [(row, first) for first in waits for row in groups["libero"] if row["at"]]
     family = one_family(
         {"on": first["on"], "measure": "success", "first": first["method"], "second": second["method"],
          **asdict(contrast(*(np.array([*map(float, row["won"])]) for row in (first, second))))}
@@ -194,25 +201,33 @@ def report(results: Results) -> Report:
     abouts = {
         world: (
             f"{of.episodes} paired episodes of {of.name}; d: control steps of {1e3 / of.rate_hz:.0f} ms until a "
-            "chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions.",
+            "chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions. Without a "
+            "chunk: share of the time in which the robot holds still, or its draft acts.",
             "method | d", "`{method}` | {at}",
         ) for world, of in WORLDS.items()
     } | {
         "links": (
-            f"{EPISODES} paired episodes of {ball} over recorded links; an inference takes {1e3 * INFERENCE_S:.0f} ms. "
-            "Without a chunk: share of the time in which the robot stands still, or its draft acts.",
-            "link | method | without a chunk", "{link} | `{method}` | {starved[mean]:.2f}",
+            f"{EPISODES} paired episodes of {ball} over recorded links; an inference takes {1e3 * INFERENCE_S:.0f} ms.",
+            "link | method", "{link} | `{method}`",
         ),
         "own": (f"Each at its best of {CHOSEN} other episodes.", "method | d | every", "`{method}` | {at} | {every}"),
         "gates": (f"`corrected_hidden` at d = {corrected.GATED_AT}, asking as often as every so many steps would; of "
                   f"{corrected.CALIBRATED} other episodes are the thresholds.", "gate | every", "`{method}` | {at}"),
     }  # fmt: skip
-    heads = "success | score | largest step at a seam | jerk at seams | jerk | requests [1/s]"
-    cells = "{success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} | {jerk[mean]:.0f}"
+    heads = "without a chunk | success | score | largest step at a seam | jerk at seams | jerk | requests [1/s]"
+    cells = (
+        "{starved[mean]:.2f} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
+        "| {jerk[mean]:.0f} | {requests_hz:.1f}"
+    )
     tables = [
-        Table(name, about, f"{first} | {heads}", f"{own} | {cells} | {{requests_hz:.1f}}", groups[name])
+        Table(name, about, f"{first} | {heads}", f"{own} | {cells}", groups[name])
         for name, (about, first, own) in abouts.items() if groups[name]
     ]  # fmt: skip
+    if results.get("errors"):
+        about = "Root mean square of what the target says now, less its chunk of so many steps before; held out."
+        cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f}"
+        heads = "on | age | as it is | corrected | two answers to one observation"
+        tables.append(Table("errors", about, heads, cells, results["errors"]))
     tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | LATE | SCALED)]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
@@ -223,7 +238,7 @@ def _rows(found: Results, methods: Iterable[str], on: str, start: str) -> list[d
     """Of every method and number what was measured, under which condition, and the name of its fact."""
     return [
         {"method": name, "at": int(at), "on": f"{on}{at}", "fact": f"{start}_{{}}_{at}".removeprefix("success_"),
-         **{key: value for key, value in found[name][at].items() if key != "scores"}}
+         "starved": {"mean": None}, **{key: value for key, value in found[name][at].items() if key != "scores"}}
         for name in methods for at in sorted(found.get(name, {}), key=int)
     ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
@@ -36,6 +37,7 @@ from specact.types import Proposal
 
 RECIPE = ROOT / "recipes" / "corrector-ball-chase.toml"
 PARTED = (4, 6)  # control steps, where the methods part
+AGES = (1, 2, 4, 8)
 CALIBRATED = 10  # episodes
 # A link of no time at all: the delay is that of the inference.
 _FREE = SteadyLink(rtt_ms=0.0, jitter_ms=0.0, up_mbit_s=1e12, down_mbit_s=1e12)
@@ -200,6 +202,31 @@ def gated(name: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
             often = at(gate, run.seed + 1, CALIBRATED)["requests_hz"] > wanted
             low, high = (gate.threshold, high) if often else (low, gate.threshold)
     return {"threshold": gate.threshold, **at(gate, run.seed, EPISODES)}
+
+
+def errors(folder: Path, run: Run) -> list[dict[str, Any]]:
+    """How far the target's answer is, root mean square, from its chunk as that ages, corrected, and from another draw.
+
+    On held-out rollouts, normalised, action by action; in these all answers of an episode have the same random numbers.
+    """
+    rows, rng = list[dict[str, Any]](), np.random.default_rng(run.seed)
+    for of in (CORRECTED["corrected"], PUSHED["corrected"]):
+        parts = _pair(of.folder(run.out)).parts
+        table = load_file(max((run.out / of.needs / "run" / "rollouts").iterdir()))
+        chunk = parts.pair().units.from_environment(table["chunk"])
+        seen = {name: table[OBSERVATION + name] for name in parts.spec.observation.fields}
+        for age in AGES:
+            found: dict[str, list[NDArray[np.float32]]] = {"changed": [], "left": [], "drawn": []}
+            for at in rng.choice(np.flatnonzero(table["step"] >= age), run.few(400)):
+                then, now = ({name: of[row] for name, of in seen.items()} for row in (at - age, at))
+                better, _ = corrected(parts.network.run, parts.spec, chunk[at - age], age, then, now)
+                found["changed"].append(chunk[at, 0] - chunk[at - age, age])
+                found["left"].append(chunk[at, 0] - better)
+                drawn = [parts.pair().units.from_environment(parts.target.infer(Window(now), rng)[0]) for _ in range(2)]
+                found["drawn"].append(drawn[0] - drawn[1])
+            rms = {name: float(np.sqrt(np.square(each).mean())) for name, each in found.items()}
+            rows.append({"on": WORLDS[of.world].name, "age": age, **rms})
+    return rows
 
 
 def cost(folder: Path, run: Run) -> dict[str, Any]:

@@ -287,6 +287,8 @@ def report(results: Results) -> Report:
             facts[f"{row['first']}_{row['second']}"] = row
     split = Experiment.load("split").stored()["virtual"]["libero-spatial-tokens"]["20"]
     facts["split"] = {f"{row['link']} {row['method']}": row["speedup"]["device"] for of in split.values() for row in of}
+    delayed = Experiment.load("delay").stored().get("libero", {})
+    facts["delayed"] = {f"{name} {d}": of["success"] for name, at in delayed.items() for d, of in at.items()}
     facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
     for row in spent:
         if row["policy"] == own:
