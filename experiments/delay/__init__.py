@@ -231,7 +231,12 @@ def report(results: Results) -> Report:
     tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | LATE | SCALED)]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
-    return Report(tables, facts | {"cost": results.get("cost")}, [picture], also={TABLE: advised(groups)})
+    return Report(
+        tables,
+        facts | {name: results.get(name) for name in ("cost", "errors")},
+        [picture],
+        also={TABLE: advised(groups)},
+    )
 
 
 def _rows(found: Results, methods: Iterable[str], on: str, start: str) -> list[dict[str, Any]]:
