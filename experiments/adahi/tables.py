@@ -102,8 +102,7 @@ def tables_of(study: Study) -> list[Table]:
     own = {pair: study[pair, "table"] for pair in PAIRS if (pair, "table") in study}
     paper, errors, pairs, costs, skips = [], [], [], [], []
     for pair, summary in own.items():
-        methods, distilled = summary["methods"], distilled_of(study, pair)
-        measure = measures_of(summary)[-1]
+        methods, measure = summary["methods"], measures_of(summary)[-1]
         if pair in PAPER:
             of = PAPER[pair]
             paper.append({"name": f"{pair}, paper", **{key: of[key] for key in SHOWN}, "sent": of["sent"]})
@@ -114,7 +113,11 @@ def tables_of(study: Study) -> list[Table]:
         errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
         skips.append({"name": here, **{key: methods[key]["true_skip_ratio"] for key in ("adahi", "random")}})
         shown = {key: methods.get(key, {}).get(measure) for key in (*SHOWN, "target_on_device", "head_draft")}
-        alone = distilled.get("draft", {}).get(measure)
+        longest = max(
+            (run for (bundle, _), run in study.items() if bundle == f"{pair}-distilled"),
+            key=lambda run: int(run["episodes"]), default={"methods": {}},
+        )  # fmt: skip
+        alone = longest["methods"].get("draft", {}).get(measure)
         pairs.append({"name": pair, "measure": measure, "episodes": summary["episodes"], **shown, "distilled": alone})
         networks = networks_of(methods.values())
         parts = {key: networks.get(key, "-") for key in ("draft", "head", "target")}
@@ -176,13 +179,6 @@ def threshold_tables(rows: Mapping[str, list[dict[str, Any]]]) -> list[Table]:
               rows=[{"slope": None, "r_th": None, **row, "pair": pair}
                     for pair, found in rows.items() for row in found]),
     ]  # fmt: skip
-
-
-def distilled_of(study: Study, pair: str) -> Metrics:
-    """The methods of the longest run with the distilled draft."""
-    runs = [summary for (bundle, run), summary in study.items() if bundle == f"{pair}-distilled"]
-    found: Metrics = max(runs, key=lambda run: int(run["episodes"]), default={"methods": {}})["methods"]
-    return found
 
 
 def report(results: Mapping[str, Any]) -> Report:

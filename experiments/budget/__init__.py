@@ -113,17 +113,12 @@ class Draft:
         return base / f"distil-{NAMES[self.size]}" if self.distilled else base / "train"
 
 
-def drafts_of_study() -> list[Draft]:
-    """Those that share a target follow each other: a machine that is lost takes one target with it."""
-    return [
-        Draft(task, seed, size, distilled)
-        for seed in range(1, 6)
-        for task, drafts in DRAFTS.items()
-        if seed in drafts.seeds
-        for distilled in (False, True)
-        for size in FIRST
-        if size < len(drafts.widths)
-    ]
+# Those that share a target follow each other: a machine that is lost takes one target with it.
+TRAINED = [
+    Draft(task, seed, size, distilled)
+    for seed in range(1, 6) for task, drafts in DRAFTS.items() if seed in drafts.seeds
+    for distilled in (False, True) for size in FIRST if size < len(drafts.widths)
+]  # fmt: skip
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -134,7 +129,7 @@ def plan(run: Run) -> Iterator[Cell]:
     yield Cell("targets", targets)
     for task in DRAFTS:
         yield Cell(f"times/{task}", partial(times, task))
-    for draft in drafts_of_study():
+    for draft in TRAINED:
         yield Cell(draft.cell, partial(finish, draft))
 
 

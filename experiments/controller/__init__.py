@@ -193,7 +193,8 @@ def summarise(life: Life, rows: Rows) -> dict[str, Any]:
     watched, set_point, tolerance = rows["sent"], NEW_RATE if life.drift == "set point" else RATE, 0.05
     if life.drift == "link":
         watched, set_point, tolerance = 1e3 * rows["took"], 1e3 * BUDGET_S, 1.0
-    off = np.abs(moving_average(watched[half:]) - set_point)
+    window = min(WINDOW, (len(watched) - half) // 2)
+    off = np.abs(np.convolve(watched[half:], np.full(window, 1.0 / window), "valid") - set_point)
     close = np.flatnonzero(off <= tolerance)
     return {
         "rates": [float(rows["sent"][part].mean()) for part in halves],
@@ -205,12 +206,6 @@ def summarise(life: Life, rows: Rows) -> dict[str, Any]:
         "reached_after": int(close[0]) if len(close) else None,
         "farthest": float(off.max()),
     }
-
-
-def moving_average(values: np.ndarray) -> np.ndarray:
-    """Moving averages over WINDOW values."""
-    window = min(WINDOW, len(values) // 2)
-    return np.convolve(values, np.full(window, 1.0 / window), "valid")
 
 
 def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:

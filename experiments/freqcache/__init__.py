@@ -183,7 +183,10 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
     ``confident``, and that are so although off by more than 2 pixels (``wrong``); ``unrelated``: of frames of two
     scenes that are confident. ``largest``: the largest confidence of a pan off by more than 2 pixels, at least 1.
     """
-    kinds: dict[str, Callable[[Plane, Plane], Motion]] = {"Hann": _windowed_motion, "none": bare_motion}
+    kinds: dict[str, Callable[[Plane, Plane], Motion]] = {
+        "Hann": lambda before, now: phase_correlation(spectrum(windowed(before)), spectrum(windowed(now)), now.shape),
+        "none": bare_motion,
+    }
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     for sigma in range(1, 7):
         found: dict[str, list[tuple[bool, bool, bool, bool, float]]] = {name: [] for name in kinds}
@@ -206,10 +209,6 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
             shares = zip(("exact", "confident", "wrong", "unrelated"), columns.mean(0).tolist(), strict=False)
             rows[name].append({"sigma": sigma, **dict(shares), "largest": float(columns[:, -1].max())})
     return rows
-
-
-def _windowed_motion(before: Plane, now: Plane) -> Motion:
-    return phase_correlation(spectrum(windowed(before)), spectrum(windowed(now)), now.shape)
 
 
 def smooth_scene(rng: np.random.Generator, sigma: float, size: int = 128) -> Plane:

@@ -312,7 +312,10 @@ def report(results: Results) -> Report:
             "drafters", "Passes for a chunk with every drafter by itself at every tolerance, and its accepted tokens.",
             "policy | drafter | bins | passes | accepted | without gripper",
             "{policy} | {name} | {bins} | {passes:.2f} [{passes_low:.2f}, {passes_high:.2f}] | {accepted:.1f} "
-            "| {accepted_free:.1f}", list(_drafters(results)),
+            "| {accepted_free:.1f}",
+            [{"policy": policy, "name": name, "bins": bins, **{key: of[at] for key, of in columns.items()}}
+             for policy, found in results.items() for name, columns in found["gain"]["drafters"].items()
+             for at, bins in enumerate(found["gain"]["tolerances"])],
         ),
         Table(
             "kerv", "KERV's settings, n in inferences, AC and PL in actions; mean position of the first rejected "
@@ -346,29 +349,22 @@ def report(results: Results) -> Report:
             "time": gains[name], "won": of, "other": others[name], "boundary": boundaries[name],
             "gained": of["specvla"]["passes"] / of["heisd_fixed_no_switch"]["passes"],
             "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
-            **kerv_facts(gains[name], results[name]["first_errors"]),
+            "first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"],
+            "kerv_of_specvla": gains[name]["kerv"]["relative"] / gains[name]["specvla"]["relative"],
         }
-        for name, of in methods.items()
+        for name, of in methods.items() for first in [results[name]["first_errors"]]
     }  # fmt: skip
-    facts |= {
-        f"{row['on'].removesuffix('-tokens')}_{row['first']}_{row['second']}".replace(" ", "_").replace(",", ""): row
-        for row in tested["contrasts"] + tested["policies"]
-    }
-    facts |= {f"gate_{row['first']}_{row['second']}": row for row in tested["gates"]}
-    facts |= {f"score_{row['on'][:-7]}_{row['first']}_{row['second']}": row for row in tested["scores"]}
-    worst = [min(found[name]["relative_low"] for name in ("specvla", "kerv")) for found in gains.values()]
+    for family, before in {"contrasts": "", "policies": "", "gates": "gate", "scores": "score_"}.items():
+        for row in tested[family]:
+            on = before + (row["on"].removesuffix("-tokens") if family != "gates" else "")
+            facts[f"{on}_{row['first']}_{row['second']}".replace(" ", "_").replace(",", "")] = row
     facts["heisd_time"] = {
         name.removesuffix("-tokens"): relative_time(gains[name]["heisd"], of["heisd_fixed_no_switch"])
         for name, of in methods.items()
     }
-    facts |= {"gated": gated["methods"], "slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
+    worst = [min(found[name]["relative_low"] for name in ("specvla", "kerv")) for found in gains.values()]
+    facts |= {"slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
-
-
-def kerv_facts(time: Any, first: Any) -> dict[str, Any]:
-    """KERV's time beside naive speculation's and Spec-VLA's, its passes for an action, its first errors."""
-    of = {f"kerv_of_{name}": time["kerv"]["relative"] / time[name]["relative"] for name in ("strict", "specvla")}
-    return {**of, "first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"]}
 
 
 def _closed_loop(summaries: Any) -> Iterator[dict[str, Any]]:
@@ -410,13 +406,6 @@ def _gain(gains: Any) -> Iterator[dict[str, Any]]:
                 "policy": policy, **row, "once": (trip + spent) / (ROUND_TRIP_MS + greedy["ms"]),
                 "each": (row["passes"] * trip + spent) / (greedy["passes"] * ROUND_TRIP_MS + greedy["ms"]),
             }  # fmt: skip
-
-
-def _drafters(results: Results) -> Iterator[dict[str, Any]]:
-    for policy, found in results.items():
-        for name, columns in found["gain"]["drafters"].items():
-            for at, bins in enumerate(found["gain"]["tolerances"]):
-                yield {"policy": policy, "name": name, "bins": bins} | {key: of[at] for key, of in columns.items()}
 
 
 def draw(methods: Any, gains: Any, others: Any) -> Figure:
