@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -34,33 +35,23 @@ PARITY = 2e-4
 # Numbers from which on a tensor is stored as float16, or apart from its network.
 _FEW = 64
 Module = TypeVar("Module", bound=nn.Module)
-# Makes values of a shape.
-Values = Callable[[Sequence[int], torch.Generator], Tensor]
-
-
-def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Makes normal numbers."""
-    return torch.randn(shape, generator=generator)
+# Makes values of a shape, with a keyword ``generator``, as torch.randn and torch.rand do.
+Values = Callable[..., Tensor]
 
 
 def around(mean: Tensor, std: Tensor) -> Values:
     """Makes normal numbers with this mean and standard deviation."""
-    return lambda shape, generator: mean + std * normal(shape, generator)
+    return lambda shape, generator: mean + std * torch.randn(shape, generator=generator)
 
 
 def below(most: int, kind: torch.dtype = torch.int64) -> Values:
     """Makes whole numbers from 0 on."""
-    return lambda shape, generator: torch.randint(most, shape, generator=generator, dtype=kind)
-
-
-def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Makes numbers from 0 to 1."""
-    return torch.rand(shape, generator=generator)
+    return partial(torch.randint, most, dtype=kind)
 
 
 def mostly(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Makes a mask that hides some."""
-    return uniform(shape, generator) < 0.8
+    return torch.rand(shape, generator=generator) < 0.8
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Input:
     """
 
     shape: tuple[int | str, ...]
-    values: Values = normal
+    values: Values = torch.randn
 
 
 # Sizes of the free axes in the example of a batch; they all differ.
@@ -94,9 +85,9 @@ class Graph:
 
     def example(self, batch: int) -> dict[str, Any]:
         """Random inputs, a function of the size of the batch."""
-        generator = torch.Generator().manual_seed(batch)
+        rng = torch.Generator().manual_seed(batch)
         return self._each(
-            lambda given: given.values([AXES[n](batch) if isinstance(n, str) else n for n in given.shape], generator)
+            lambda of: of.values([AXES[n](batch) if isinstance(n, str) else n for n in of.shape], generator=rng)
         )
 
     def to_onnx(self) -> onnx.ModelProto:

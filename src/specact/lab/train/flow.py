@@ -32,7 +32,7 @@ from specact.lab.train.attention import (
     plain,
 )
 from specact.lab.train.encoder import PatchEmbedding, embedding
-from specact.lab.train.export import Graph, Input, below, mostly, observed, uniform
+from specact.lab.train.export import Graph, Input, below, mostly, observed
 from specact.lab.train.recipe import ChunkRecipe
 from specact.observation import ObservationSpec
 
@@ -265,13 +265,13 @@ def flow_graphs(model: Flow) -> dict[str, Graph]:
 
     def noisy(batch: str | int, windows: str | int) -> dict[str, Input]:
         return {
-            "chunk": Input((batch, *chunk)), "time": Input((batch,), uniform), "cache": Input((windows, *cache))
+            "chunk": Input((batch, *chunk)), "time": Input((batch,), torch.rand), "cache": Input((windows, *cache))
         }  # fmt: skip
 
     # Actions that are given have another time than those still to be found.
-    of_each = {"time": Input(("batch", chunk[0]), uniform)} if recipe.delays else {}
+    of_each = {"time": Input(("batch", chunk[0]), torch.rand)} if recipe.delays else {}
     # The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
-    guided = {**noisy(1, 1), "wanted": Input((1, *chunk)), "weights": Input((1, chunk[0]), uniform)}
+    guided = {**noisy(1, 1), "wanted": Input((1, *chunk)), "weights": Input((1, chunk[0]), torch.rand)}
     guide = Graph(Guide(model.expert), guided, ["velocity", "pull"])
     decompositions = dict(core_aten_decompositions().items())
     traced = make_fx(guide.module, decomposition_table=decompositions)(*guide.example(1).values())

@@ -40,7 +40,7 @@ from specact.lab.train.distil import (
     lesson_statistics,
     observation_at,
 )
-from specact.lab.train.export import Graph, Input, export_checked, normal, observed, parameters_of
+from specact.lab.train.export import Graph, Input, export_checked, observed, parameters_of
 from specact.lab.train.fit import fit
 from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage
 from specact.load import load_pair
@@ -222,8 +222,9 @@ class DistanceHeadNetwork(HeadNetwork):
 def export_head(network: HeadNetwork, pair: Pair[Any], path: Path) -> float:
     """Exports a head, with what it was trained for as metadata, see :func:`export_checked`."""
     inputs = observed(network, network.words)
-    values = (lambda *given: normal(*given).softmax(-1)) if isinstance(network, TargetHeadNetwork) else normal
-    drafted = Input(("batch", *network.drafted), values)
+    drafted = Input(("batch", *network.drafted))
+    if isinstance(network, TargetHeadNetwork):  # it reads probabilities
+        drafted = replace(drafted, values=lambda *of, **how: torch.randn(*of, **how).softmax(-1))
     graph = Graph(network, {"observation": inputs, network.given: drafted}, [network.output])
     return export_checked(graph, path, metadata=trained_for(pair))
 
