@@ -54,7 +54,6 @@ class Table:
     rows: Sequence[Metrics] = ()
 
     def markdown(self, link: str) -> str:
-        """As part of the page."""
         heads = [head.strip() for head in self.heads.split("|")]
         lines = [heads, ["---"] * len(heads), *(fields(self.cells, row) for row in self.rows)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -92,17 +92,14 @@ class Draft:
 
     @property
     def bundle(self) -> str:
-        """The name of its bundle."""
         return f"{self.task}-{NAMES[self.size]}" + "-distilled" * self.distilled
 
     @property
     def about(self) -> str:
-        """Its description."""
         return "distilled " * self.distilled + f"draft x{SIZES[self.size]}"
 
     @property
     def cell(self) -> str:
-        """The name of its cell."""
         return (
             f"published/{self.task}/{self.bundle}" if self.seed == 0 else f"{self.task}/seed-{self.seed}/{self.bundle}"
         )

@@ -55,7 +55,6 @@ class Life:
 
     @property
     def cell(self) -> str:
-        """The name of its cell."""
         return f"{self.env}/{self.drift.replace(' ', '-')}/{'held' if self.held else 'fixed'}-{self.robot}"
 
 
@@ -100,7 +99,6 @@ class Remote:
         self._sizes = spec.target.nbytes, 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
-        """See :class:`~specact.pair.Target`."""
         return Pending(lambda: self._answer(window))
 
     def _answer(self, window: Window) -> Answer[CodeDistribution]:

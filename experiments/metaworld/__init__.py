@@ -62,7 +62,6 @@ class Blank(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
     """A world in which every camera shows black."""
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """The observation without what it shows."""
         return {name: np.zeros_like(seen) if name.startswith("image.") else seen for name, seen in observation.items()}
 
 

@@ -13,10 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,15 +38,8 @@ RECORDING = "tyrell_roundtrip024.csv"
 LINKS = ("wifi-paper", "lte", f"rtt:{RECORDING}")
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method of controlling the robot.
-
-    Attributes:
-        name: in the table.
-        linked: whether it uses a server, and so depends on the link.
-        options: verb and options; words in capitals are placeholders.
-    """
+class Method(NamedTuple):
+    """A way to control the robot, over a link or not: verb and options, in which words in capitals are placeholders."""
 
     name: str
     linked: bool

@@ -34,7 +34,6 @@ class Film:
     episodes: Mapping[str, Mapping[str, Any]]
 
     def savefig(self, file: Path | BinaryIO, **options: Any) -> None:
-        """Writes it."""
         frames = [self.frame(step) for step in range(round(FILM_S / PERIOD_S))]
         # One palette for all: neither colours nor the background flicker.
         shown = [np.asarray(frames[number]) for number in (0, len(frames) // 2, -1)]
@@ -44,7 +43,6 @@ class Film:
         first.save(file, "GIF", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
 
     def frame(self, step: int) -> Image.Image:
-        """What is seen in a control period."""
         image = Image.new("RGB", SIZE, GROUND)
         draw, now = ImageDraw.Draw(image), step * PERIOD_S
         down = PULLED_S <= now < PULLED_S + OUTAGE_S

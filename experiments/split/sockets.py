@@ -81,7 +81,6 @@ class Robot:
         self.missed += missed
 
     def summary(self) -> dict[str, Any]:
-        """As plain values."""
         switches = None if self.target is None else self.target.counts["switches"]
         return {"latency_ms": self.latency_ms, "cuts": self.cuts, "missed": self.missed, "switches": switches}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,13 +103,13 @@ def plan(run: Run) -> Iterator[Cell]:
         yield Cell(f"{bundle}/boundary", partial(boundary, bundle))
         if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
             yield Cell(f"{bundle}/others", partial(others, bundle, shard))
-    gated = Evaluation(
-        "metaworld-tokens", None, GATES, 200, seed=run.seed, shard=10, rate=0.4, calibration_episodes=20,
-        draft="metaworld-draft", decoding="specvla",
-    )  # fmt: skip
     # A learned gate needs a head: specact calibrate --gate learned, in a copy of the bundle that --data names.
     if run.data is not None:
-        yield Cell("metaworld-tokens/gated", partial(with_outcomes, replace(gated, bundle=str(run.data))))
+        gated = Evaluation(
+            str(run.data), None, GATES, 200, run.seed, 0.4, shard=10, calibration_episodes=20,
+            draft="metaworld-draft", decoding="specvla",
+        )  # fmt: skip
+        yield Cell("metaworld-tokens/gated", partial(with_outcomes, gated))
 
 
 def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
@@ -253,7 +252,7 @@ def report(results: Results) -> Report:
                for label, won in found["others"]["success"].items()}
         for name, found in results.items()
     }  # fmt: skip
-    gated = results["metaworld-tokens"]["gated"]
+    gated, main = results["metaworld-tokens"]["gated"], list(_main(methods, gains, others))
     won = {method: arrays(of) for method, of in gated["outcomes"].items()}
     scored = {name: of for name, of in summaries.items() if not name.startswith("metaworld")}
     families: dict[str, tuple[str, list[Any]]] = {
@@ -275,7 +274,7 @@ def report(results: Results) -> Report:
             "method | metaworld | time | relocate | time | kitchen | time",
             "{label} | {success[metaworld]:ci2} | {time[metaworld]:ci2} | {success[relocate]:ci2} "
             "| {time[relocate]:ci2} | {success[kitchen]:ci2} | {time[kitchen]:ci2}",
-            list(_main(methods, gains, others)),
+            main,
         ),
         Table(
             "slower", f"Time for an executed action, greedy decoding's being 1: measured, and modelled over a link of "
@@ -364,7 +363,7 @@ def report(results: Results) -> Report:
     }
     worst = [min(found[name]["relative_low"] for name in ("specvla", "kerv")) for found in gains.values()]
     facts |= {"slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
-    return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
+    return Report(tables, facts, [Picture("tokens.svg", partial(draw, main))])
 
 
 def _closed_loop(summaries: Any) -> Iterator[dict[str, Any]]:
@@ -408,10 +407,9 @@ def _gain(gains: Any) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def draw(methods: Any, gains: Any, others: Any) -> Figure:
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Success over the time for an action, a panel for each policy."""
     figure = Figure(figsize=(4.8, 8.4), layout="constrained")
-    rows = list(_main(methods, gains, others))
     for policy, axes in zip(POLICIES, figure.subplots(3, 1), strict=True):
         short = policy.removesuffix("-tokens")
         series = {
