@@ -113,7 +113,7 @@ def tables_of(study: Study) -> list[Table]:
         errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
         skips.append({"name": here, **{key: methods[key]["true_skip_ratio"] for key in ("adahi", "random")}})
         shown = {key: methods.get(key, {}).get(measure) for key in (*SHOWN, "target_on_device", "head_draft")}
-        longest = max(
+        longest: Metrics = max(
             (run for (bundle, _), run in study.items() if bundle == f"{pair}-distilled"),
             key=lambda run: int(run["episodes"]), default={"methods": {}},
         )  # fmt: skip
