@@ -236,9 +236,11 @@ def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str
     return summary if kept is None else {part: summary[part] for part in kept}
 
 
-def specact(*words: object, folder: Path | None = None) -> None:
-    """Runs a command of the package in a folder, as a user would type it."""
-    subprocess.run([sys.executable, "-m", "specact", *map(str, words)], check=True, cwd=folder)
+def specact(*words: object, folder: Path | None = None, **environment: str) -> str:
+    """Runs a command of the package in a folder, as a user would type it; returns what it prints."""
+    command = [sys.executable, "-m", "specact", *map(str, words)]
+    variables = os.environ | environment
+    return subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True).stdout
 
 
 def by_name(*methods: Method) -> dict[str, Method]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -155,11 +153,8 @@ def experts(folder: Path, run: Run) -> list[dict[str, Any]]:
     """What ``specact data record`` counts in 50 episodes of each task, without noise and with."""
     counts = []
     for noise in (0.0, 0.4):
-        out = folder / f"experts-{round(100 * noise)}"
-        words = ["--env", "metaworld", "--pixels", "0", "--noise", str(noise), "--episodes", str(run.few(50))]
-        command = [sys.executable, "-m", "specact", "data", "record", *words]
-        done = subprocess.run([*command, "--out", str(out), "--json"], check=True, stdout=subprocess.PIPE)
-        said: dict[str, Any] = json.loads(done.stdout)
+        words = ("--env", "metaworld", "--pixels", 0, "--noise", noise, "--episodes", run.few(50), "--json")
+        said = json.loads(specact("data", "record", *words, "--out", folder / f"experts-{round(100 * noise)}"))
         counts.append({"noise": noise, **{key: value for key, value in said.items() if key != "path"}})
     return counts
 

@@ -8,9 +8,6 @@ world, the server or the link counts against the device.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.grid import Cell, Run
+from experiments.grid import Cell, Run, specact
 from experiments.measure import paired
 from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
@@ -113,26 +110,18 @@ def measure(
 
 def drive(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     """One run of the robot: what is kept of its summary."""
-    command = [
-        sys.executable, "-m", "specact", *options, "--env", "metaworld", "--live",
-        "--device-share", str(share), "--episodes", str(run.few(EPISODES)), "--seed", str(run.seed), "--json",
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    said = json.loads(done.stdout)
+    words = ("--device-share", share, "--episodes", run.few(EPISODES), "--seed", run.seed, "--json")
+    said = json.loads(specact(*options, "--env", "metaworld", "--live", *words, OMP_NUM_THREADS="1"))
     episodes = said["episodes"]
-    late = said.get("late") and {"missed": said["late"]["missed"], "transmitted": said["late"]["requests"]}
-    return {name: said[name] for name in ("inferences", "inference_ms")} | {
-        "sent": said["sent"],
+    return {
+        "inferences": said["inferences"], "inference_ms": said["inference_ms"], "sent": said["sent"],
         "misses": said["missed"],
-        "late": late,
-        "episodes": len(episodes),
-        "successes": sum(episode["success"] for episode in episodes),
+        "late": said.get("late") and {"missed": said["late"]["missed"], "transmitted": said["late"]["requests"]},
+        "episodes": len(episodes), "successes": sum(episode["success"] for episode in episodes),
         "won": "".join(str(int(episode["success"])) for episode in episodes),
-        "steps": sum(episode["steps"] for episode in episodes),
-        "held": sum(episode["held"] for episode in episodes),
+        "steps": sum(episode["steps"] for episode in episodes), "held": sum(episode["held"] for episode in episodes),
         "world_late_ms": max(episode["world_late_ms"] for episode in episodes),
-    }
+    }  # fmt: skip
 
 
 def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -29,9 +29,8 @@ class Details(Options):
     # for levers that query a server: time of its inference [ms], whatever the robot's hardware; measured if not given
     target_ms: Maybe[NotNegative] = None
     workers: Maybe[Count] = None  # processes; one per core if not given
-    on: str = (
-        "here"  # where they run: here, ray for a Ray cluster that is started here, or ray:ADDRESS; docs/how-to/scale.md
-    )
+    # where they run: here, ray for a Ray cluster that is started here, or ray:ADDRESS; docs/how-to/scale.md
+    on: str = "here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +118,11 @@ class Analyse(Options):
         for curve in (curve for curve in curves if curve.place.lever in shown):
             title = f"{curve.place}, {curve.cells[0].n} episodes"
             lines.append(table_of(title, map(asdict, curve.cells), _SHOWN))
-        for gate in gates:
-            where = f"at pace {gate['pace']:g}, idle {gate['idle']}, {gate['hardware']} over {gate['link']}"
-            held_out = f"{gate['held_out_rate']:.3f} of {gate['inferences']} inferences on held-out episodes"
-            lines.append(
-                f"gate of {gate['lever']} {gate['strength']:g} {where} for a rate of {gate['rate']:g}; {held_out}"
-            )
+        lines += [
+            "gate of {lever} {strength:g} at pace {pace:g}, idle {idle}, {hardware} over {link} for a rate of "
+            "{rate:g}; {held_out_rate:.3f} of {inferences} inferences on held-out episodes".format(**gate)
+            for gate in gates
+        ]
         if self.lever is not None:
             lines += [f"{each.place}: {each.explain()}" for each in contrasts if each.place.lever == self.lever]
         print_result(self.json, everything, lines)
