@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/server": (1_100, 1_480),
     f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
-    f"{SRC}/cli": (2_000, 2_705),
+    f"{SRC}/cli": (2_000, 2_703),
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_697),
     f"{SRC}/lab/envs": (2_700, 3_202),
@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_906),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_170),
-    "experiments": (4_500, 8_896),
+    "experiments": (4_500, 8_882),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 34_100),
 }
