@@ -42,6 +42,8 @@ TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_2": 2, "full_1": 1}
 PI05 = {"RTX 4070": "pi05-rtx-4070", "AGX 30 W": "pi05-agx-30w"}
+# The policy of rows with fewer bits.
+QUANTISED = {"w8a8": f"{WORLDS}:W8A8", "w4a8": f"{WORLDS}:W4A8"}
 # Methods of FLASH's block and their controls; and drafters of a token policy.
 CHECKED = ("flash", "flash_fitted", "flash_last", "unchecked", "block")
 DECODINGS = ("ar", "specvla", "last", "kerv", "kerv_fixed", "heisd_fixed", "last_fixed")
@@ -61,6 +63,8 @@ POLICIES: dict[str, dict[str, Row]] = {
         "other_words": ((FLOW["full"],), f"{WORLDS}:SHUFFLED", FEW),
         "exact": ((FLOW["full"],), f"{WORLDS}:EXACT", EPISODES),
         **flow_rows(SPATIAL, "full_2"),
+        "w8a8": ((FLOW["full"],), SPATIAL, FEWER),
+        "w4a8": ((FLOW["full"],), SPATIAL, FEWER),
         "checked": (tuple(FLOW[name] for name in CHECKED), SPATIAL, FEWER),
     },
     # Of the same demonstrations with cameras, in three seeds, and without.
@@ -112,7 +116,7 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     methods, env, episodes = row
     if policy == EXPERT:
         return {EXPERT: demonstrated(env, run.few(episodes), run.seed)}
-    bundle = alone(policy, folder / "pair", env) if ALONE in methods else policy
+    bundle = alone(policy, folder / "pair", env) if ALONE in methods else QUANTISED.get(folder.name, policy)
     return succeeded(Evaluation(bundle, env, methods, episodes), folder, run)
 
 

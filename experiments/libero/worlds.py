@@ -1,16 +1,24 @@
-"""LIBERO-Spatial without pictures, and with the instruction of another task: does a policy look, and does it read?"""
+"""LIBERO without pictures, or with the instruction of another task; and its flow policy with fewer bits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from specact.families.chunks.flow import load_flow
 from specact.lab.envs import load_task
 from specact.lab.envs.libero import Libero, instruction
 from specact.lab.envs.task import Task
+from specact.lab.train.variants import Bits, BundleVariants
+from specact.pair import Pair
+from specact.systems.flow import load_flow_pair
+
+POLICY = "libero-spatial-flow"
 
 
 class Blank(Libero):
@@ -43,3 +51,15 @@ def _changed(world: type[Libero], name: str, suite: str = "spatial") -> Task:
 BLANK, BLANK_OBJECT = (_changed(Blank, "blank cameras", suite) for suite in ("spatial", "object"))
 SHUFFLED, SHUFFLED_OBJECT = (_changed(Shuffled, "another task's instruction", suite) for suite in ("spatial", "object"))
 EXACT = _changed(Exact, "frames without simplification")
+
+
+def quantised(bits: Bits) -> Pair[Any]:
+    """The flow policy of Spatial with weights of so many bits and activations of eight."""
+    with TemporaryDirectory() as folder:
+        variants = BundleVariants(load_flow(POLICY), Path(folder))
+        networks = variants.quantised(bits)
+        variants.make()
+        return load_flow_pair(load_flow(POLICY, variants=networks))
+
+
+W8A8, W4A8 = partial(quantised, 8), partial(quantised, 4)
