@@ -194,8 +194,9 @@ RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
     **{(EXPERT, name): () for name in POLICIES[EXPERT]},
     ("libero-spatial-state", "full"): (("libero-spatial-flow-60", "full"),),
     **{
-        (policy, f"adahi {rate}"): ((None, f"random {rate}"), (None, f"draft {rate}"))
+        (policy, f"{gate} {rate}"): tuple((None, f"{other} {rate}") for other in rivals)
         for policy in PAIRS for rate in RATES
+        for gate, rivals in {"adahi": ("random", "draft"), "random": ("draft",), "hybrid": ()}.items()
     },
     **{
         ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked"))
