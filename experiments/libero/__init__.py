@@ -24,6 +24,7 @@ from experiments.tokens import alone, costs
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
 from specact.families.chunks.pair import PairSettings
+from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrate
 from specact.lab.envs import evaluated as evaluated_in
 from specact.lab.envs import load_task
@@ -122,12 +123,12 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
 
 def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     """The same of the scripted expert, undisturbed."""
-    task, rows = load_task(evaluated_in(env)), list[Any]()
+    task, rows = load_task(evaluated_in(env)), list[Episodes | None]()
     world = task.make(render_mode=None)
     for episode in range(episodes):
         rows.append(demonstrate(task, world, np.random.default_rng([seed, episode]), 0.0, episode))
     world.close()
-    steps = [task.max_steps if row is None else len(row.actions) for row in rows]
+    steps = [task.max_steps if row is None else row.steps for row in rows]
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
