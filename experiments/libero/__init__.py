@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.flash import METHODS as FLOW
 from experiments.flash import cost_of, measure_rounds
-from experiments.grid import Cell, Experiment, Results, Run, evaluated, specact
+from experiments.grid import Cell, Experiment, Results, Run, evaluated
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
@@ -93,7 +93,7 @@ PAIRS = {"libero-spatial": (None, FEWER), "libero-spatial-flow": ("libero-spatia
 # Trainings of one recipe; and what is kept of a method besides outcomes.
 SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-flow-60-2")
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
-GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.4,), 20
+GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.2, 0.4), 20
 GATES = {f"gates-{rate}": rate for rate in RATES}
 
 
@@ -133,16 +133,14 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
 
 
 def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
-    """The policy behind its draft, asked at a rate; gates are calibrated on drawn states, of a bundle before."""
+    """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
     pair, (draft, episodes) = policy, PAIRS[policy]
     if draft is not None:
         pair = str(folder / "pair")
         if not Path(pair).exists():
             make_pair(Path(pair), draft, policy, PairSettings(env=SPATIAL))
-        if not (folder / "pair" / "calibration").exists():
-            few = ("--episodes", run.few(CALIBRATED), "--rounds", 1 if run.quick else 2)
-            specact("calibrate", pair, "--rate", rate, *few)
-    return succeeded(Evaluation(pair, SPATIAL, GATED, episodes, rate=rate), folder, run)
+    what = Evaluation(pair, SPATIAL, GATED, episodes, rate=rate, calibration_episodes=CALIBRATED)
+    return succeeded(what, folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
