@@ -198,7 +198,7 @@ RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
         for gate, rivals in {"adahi": ("random", "draft"), "random": ("draft",), "hybrid": ()}.items()
     },
     **{
-        ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked"))
+        ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked", "block"))
         for name in ("flash", "flash_fitted")
     },
     ("libero-spatial-flow", "block"): ((None, "full"), (None, "full_1")),
