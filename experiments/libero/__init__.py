@@ -284,9 +284,9 @@ def report(results: Results) -> Report:
     own = next((policy for policy in POLICIES if "full" in results.get(policy, {})), "")
     facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)} | {"trainings": seeds and seeds[0]}
     facts |= {row["name"]: row for row in rows if row["policy"] == own}
-    facts |= {f"{row['policy'][7:]} {row['name']}".replace(".", ""): row for row in rows}
+    facts |= {f"{row['policy'].removeprefix('libero-')} {row['name']}".replace(".", ""): row for row in rows}
     for row in tests:
-        facts[f"{row['on'][7:]} {row['first']}_{row['second']}".replace(".", "")] = row
+        facts[f"{row['on'].removeprefix('libero-')} {row['first']}_{row['second']}".replace(".", "")] = row
         if row["on"] == own:
             facts[f"{row['first']}_{row['second']}"] = row
     split = Experiment.load("split").stored()["virtual"]["libero-spatial-tokens"]["20"]
