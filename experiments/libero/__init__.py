@@ -177,14 +177,15 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                 label = name if len(results[policy][name]) == 1 else " ".join((method, *name.split("-")[1:]))
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 actions = steps.sum() / of["inferences"]
-                rounds_of: Any = FLOW[method].composition if kinds and method in FLOW else None
-                plain = {"full": 1.0, "failed": 0.0, "sent": 1.0, "actions_per_round": actions}
+                # Of the policy as it is: what a world or fewer bits change is not timed.
+                rounds_of: Any = FLOW[method].composition if kinds and label in FLOW else None
+                counts = {"full": 1.0, "failed": 0.0, **of, "actions_per_round": actions}
                 yield {
                     "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,
                     "success": asdict(wilson(int(won.sum()), len(won))),
                     "chunks": of["inferences"] / len(won), "actions": actions,
                     "tasks": of["tasks"], "sent": of["sent"] if name in GATES else None,
-                    "passes": of.get("passes"), "ms": rounds_of and cost_of(rounds_of, plain | of, kinds),
+                    "passes": of.get("passes"), "ms": rounds_of and cost_of(rounds_of, counts, kinds),
                 }  # fmt: skip
 
 
