@@ -8,7 +8,7 @@ success. Copy k of both kinds has the same random streams; the draft's proposal 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from specact.lab.rollout.rollout import EpisodeRange, Robot, control_step, episo
 from specact.lab.rollout.timed import Prepared
 from specact.pair import LocalTarget, Pending, Verifier
 from specact.rng import Role, StepAddress, stream
-from specact.types import Decision, Outcome, Proposal, StepRecord
+from specact.types import ActionUnits, Decision, Outcome, Proposal, StepRecord
 
 report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
@@ -41,6 +41,8 @@ SIZES = {"ball": (120, 10), "swarm": (120, 10)}
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1,), 100, 2, 20, 10
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 VALUE = "value oracle"
+# Episodes of a part of what heads are fitted on, and parts per path; the first one's number.
+COLLECTED, PATHS, FIRST_COLLECTED = 25, {"greedy": 4, "base": 2}, 1000
 FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
 
 
@@ -52,6 +54,9 @@ def plan(run: Run) -> Iterator[Cell]:
     for rate in GATED_RATES:
         for part in range(PARTS):
             yield Cell(f"gate/{rate}/{VALUE}/{part}", partial(greedy, rate, part))
+        for path, parts in PATHS.items():
+            for part in range(parts):
+                yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
         for gate in ("random", *SCORES):
             yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate))
 
@@ -64,12 +69,14 @@ class BaseGate(Random):
         self.others, self.order = dict(others or {}), None
         self.scores: dict[str, float] = {}
         self.seen: NDArray[np.float64] = np.zeros(0)
+        self.look: Callable[[Proposal], NDArray[np.float64]] = lambda proposal: np.zeros(0)  # at what no device sees
         self.by, self.cut = "", (0.0, 0.0)  # a name of the scores, its threshold and the probability at it
 
     order: bool | None
 
     def reset(self) -> None:
         super().reset()
+        self.past = np.zeros(3)  # inferences, requests, and inferences since the last one
         for gate in self.others.values():
             gate.reset()
 
@@ -92,9 +99,13 @@ class BaseGate(Random):
             drafted = proposal.evidence
             seen = [*proposal.window.arrays.values(), drafted.draft.probs, proposal.actions]
             self.seen = np.concatenate([np.ravel(values) for values in seen]).astype(float)
+            self.hidden, self.before = self.look(proposal), self.past
         if self.by:
             order = above(self.scores[self.by], self.cut, 1.0 - decision.score)
-        return decision if order is None else replace(decision, transmit=order)
+        decision = decision if order is None else replace(decision, transmit=order)
+        number, asked, since = self.past
+        self.past = np.array([number + 1, asked + decision.transmit, 0 if decision.transmit else since + 1])
+        return decision
 
 
 def above(score: float, cut: tuple[float, float], chance: float) -> bool:
@@ -124,9 +135,10 @@ class Branchable(Robot):
 
     def copy(self) -> Branchable:
         """As it is now: simulator, windows, player, gate, and the next address; without the scores of other gates."""
-        others, self.gate.others = self.gate.others, {}
+        own = {name: vars(self.gate).pop(name) for name in ("others", "look")}
+        self.gate.others = {}
         copied = copy.deepcopy(self, {id(part): part for part in (self.shared, *self.shared)})
-        self.gate.others = others
+        vars(self.gate).update(own)
         return copied
 
     def branch(self, ask: bool, seed: int) -> Branchable:
@@ -148,8 +160,8 @@ def begin(family: FamilyRollout, world: Any, gate: BaseGate, prepared: Any, seed
     return Branchable(policy, world, prepared, gate=gate, verifier=verifier, shared=shared)
 
 
-def differences(robots: Sequence[Branchable], family: FamilyRollout, continuations: int) -> NDArray[np.float64]:
-    """Success after asking minus success after skipping, ``[robots, continuations]``, of the next inferences."""
+def outcomes(robots: Sequence[Branchable], family: FamilyRollout, continuations: int) -> NDArray[np.bool_]:
+    """Success after asking, and after skipping, the next inferences, ``[robots, continuations, 2]``."""
     seeds = range(FIRST_SEED, FIRST_SEED + continuations)
     branches = [robot.branch(ask, seed) for robot in robots for seed in seeds for ask in (True, False)]
     for first in range(0, len(branches), TOGETHER):
@@ -159,10 +171,13 @@ def differences(robots: Sequence[Branchable], family: FamilyRollout, continuatio
             assert branch.verifier.seed is not None
             branch.policy.address = branch.policy.address._replace(seed=branch.verifier.seed)
         to_end(part, family)
-    success = np.array([float(branch.world.success) for branch in branches])  # type: ignore[attr-defined]
-    by_branch = success.reshape(len(robots), continuations, 2)
-    difference: NDArray[np.float64] = by_branch[..., 0] - by_branch[..., 1]
-    return difference
+    success = [branch.world.success for branch in branches]  # type: ignore[attr-defined]
+    return np.array(success, bool).reshape(len(robots), continuations, 2)
+
+
+def differences(ends: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Of outcomes ``[..., 2]``: success after asking minus success after skipping."""
+    return ends[..., 0].astype(float) - ends[..., 1]
 
 
 def to_end(robots: Sequence[Branchable], family: FamilyRollout) -> None:
@@ -181,8 +196,60 @@ def robots_of(pair: Pair[Any], rate: float, seed: int, episodes: Sequence[int], 
         others = {name: gate_settings(gate, pair).build(pair, prepared[1]) for name, gate in SCORES.items()}
         world = SimulatedRobot(task)
         world.start(episode_seed(seed, episode, task))
-        robots.append(begin(family, world, BaseGate(rate, others), prepared, seed, episode))
+        robots.append(begin(family, world, gate := BaseGate(rate, others), prepared, seed, episode))
+        gate.look = partial(look, world, prepared[1], pair.units)
     return robots
+
+
+def look(
+    world: SimulatedRobot, target: Prepared[Any], units: ActionUnits, proposal: Proposal
+) -> NDArray[np.float64]:  # fmt: skip
+    """What a device does not see: the target's probabilities, and the world after the proposal."""
+    env, probs = copy.deepcopy(world.env.unwrapped), np.ravel(target.infer(proposal.window).probs)
+    for action in units.to_environment(proposal.actions):
+        after, *_ = env.step(action)
+    return np.concatenate([probs, *(np.ravel(values) for values in after.values())]).astype(float)
+
+
+def branched(
+    robots: Sequence[Branchable], family: FamilyRollout, rng: np.random.Generator, run: Run,
+    share: float | None = None, cut: tuple[float, float] | None = None,
+) -> dict[str, NDArray[Any]]:  # fmt: skip
+    """Plays episodes and branches their inferences, or a share of them; with a threshold the values decide.
+
+    Returns columns: the episode, what is known there, the outcomes, and whether it asked.
+    """
+    live, rows = robots, list[dict[str, Any]]()
+    while live:
+        wanting = [robot for robot in live if robot.policy.wants_inference]
+        sampled = wanting if share is None else [robot for robot in wanting if rng.random() < share]
+        ends = outcomes(sampled, family, CONTINUATIONS)
+        if cut is not None:
+            for robot, value in zip(sampled, differences(ends).mean(1), strict=True):
+                robot.gate.order = above(float(value), cut, float(rng.random()))
+        control_step(live, family)
+        for robot, of in zip(sampled, ends, strict=True):
+            gate, record = robot.gate, robot.policy.record
+            assert record is not None
+            rows.append({
+                "episode": record.address.episode, "scores": [gate.scores[name] for name in SCORES],
+                "seen": gate.seen, "past": gate.before, "hidden": gate.hidden, "ends": of,
+                "asked": record.decision.transmit,
+            })  # fmt: skip
+        live = [robot for robot in live if not robot.world.done]
+        run.update("branches", len(robots) - len(live), len(robots))
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def share_of(pair: Pair[Any], states: int) -> float:
+    """Of inferences, that samples so many states of an episode."""
+    return states * pair.execute / load_task(pair.env).max_steps
+
+
+def save(folder: Path, rows: Mapping[str, NDArray[Any]]) -> None:
+    """Keeps the rows beside a cell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "rows.npz", **rows)
 
 
 def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
@@ -190,28 +257,13 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     pair = load_pair(name)
     family, (episodes, states) = rollout_of(pair, HYBRID), SIZES[name]
     robots = robots_of(pair, rate, run.seed, range(run.few(episodes)), family)
-    rng, live, inferences = stream(run.seed, Role.DATA), robots, 0
-    share = states * pair.execute / load_task(pair.env).max_steps
-    rows: list[tuple[Any, ...]] = []
-    while live:
-        wanting = [robot for robot in live if robot.policy.wants_inference]
-        inferences += len(wanting)
-        sampled = [robot for robot in wanting if rng.random() < share]
-        found = differences(sampled, family, CONTINUATIONS) if sampled else np.zeros((0, CONTINUATIONS))
-        control_step(live, family)
-        rows += [
-            (robot.policy.address.episode, [robot.gate.scores[score] for score in SCORES], robot.gate.seen, values)
-            for robot, values in zip(sampled, found, strict=True)
-        ]
-        live = [robot for robot in live if not robot.world.done]
-        run.update("oracle", len(robots) - len(live), len(robots))
-    episode, scores, seen, values = (np.array(column) for column in zip(*rows, strict=True))
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "rows.npz", episode=episode, scores=scores, seen=seen, values=values)
-    successes = [robot.world.success for robot in robots]
-    return {"rate": rate, "success": int(sum(successes)), "episodes": len(robots), "inferences": inferences} | (
-        tables.summary(episode, dict(zip(SCORES, scores.T, strict=True)), seen, values, rate, inferences / len(robots))
-    )
+    rows = branched(robots, family, stream(run.seed, Role.DATA), run, share_of(pair, states))
+    save(folder, rows)
+    inferences = sum(robot.policy.counts["steps"] for robot in robots)
+    found = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
+    scores = dict(zip(SCORES, rows["scores"].T, strict=True))
+    values = differences(rows["ends"])
+    return found | tables.summary(rows["episode"], scores, rows["seen"], values, rate, inferences / len(robots))
 
 
 def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -220,31 +272,29 @@ def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
     The threshold is that of states of other episodes, those of the base gate.
     """
     pair = load_pair(GATED)
-    family, count = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS)
+    family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
+    others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
+    found = branched(others, family, rng, run, share_of(pair, CALIBRATED))
+    cut = threshold_for_rate(differences(found["ends"]).mean(1), rate)
+    robots = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
+    rows = branched(robots, family, rng, run, cut=cut)
+    return {"won": won(robots), "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
 
-    def estimates(wanting: Sequence[Branchable]) -> list[float]:
-        return [float(each.mean()) for each in differences(wanting, family, CONTINUATIONS)]
 
-    live, rng = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family), stream(run.seed, Role.DATA)
-    scores = list[float]()
-    share = CALIBRATED * pair.execute / load_task(pair.env).max_steps
-    while live:
-        if sampled := [robot for robot in live if robot.policy.wants_inference and rng.random() < share]:
-            scores += estimates(sampled)
-        control_step(live, family)
-        live = [robot for robot in live if not robot.world.done]
-    cut = threshold_for_rate(np.array(scores), rate)
-    robots = live = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
-    asked = inferences = 0
-    while live:
-        if wanting := [robot for robot in live if robot.policy.wants_inference]:
-            for robot, estimate in zip(wanting, estimates(wanting), strict=True):
-                robot.gate.order = above(estimate, cut, float(rng.random()))
-                asked, inferences = asked + robot.gate.order, inferences + 1
-        control_step(live, family)
-        live = [robot for robot in live if not robot.world.done]
-        run.update("greedy", len(robots) - len(live), len(robots))
-    return {"won": won(robots), "asked": asked, "inferences": inferences, "cut": cut}
+def collect(rate: float, path: str, part: int, folder: Path, run: Run) -> dict[str, Any]:
+    """States with their values, of episodes that no gate is judged on: of the greedy gate, or of the base gate."""
+    pair = load_pair(GATED)
+    family, count = rollout_of(pair, HYBRID), run.few(COLLECTED)
+    first = FIRST_COLLECTED + COLLECTED * (part + PATHS["base"] * (path == "greedy"))
+    robots = robots_of(pair, rate, run.seed, EpisodeRange.CALIBRATION.episodes(count, first), family)
+    rng = stream(run.seed, Role.DATA, episode=first)
+    if path == "base":
+        rows = branched(robots, family, rng, run, share_of(pair, CALIBRATED))
+    else:
+        rows = branched(robots, family, rng, run, cut=run.result(f"gate/{rate}/{VALUE}/0")["cut"])
+    save(folder, rows)
+    return {"success": won(robots).count("1"), "episodes": len(robots), "states": len(rows["asked"]),
+            "asked": int(rows["asked"].sum())}  # fmt: skip
 
 
 def gated(rate: float, gate: str, folder: Path, run: Run) -> dict[str, Any]:

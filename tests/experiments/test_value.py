@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.value import BaseGate, Branchable, above, begin, differences, robots_of, to_end
+from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 
 from specact.lab.rollout.families import FamilyRollout, rollout_of
@@ -77,7 +77,7 @@ def test_known_values_are_recovered(family: FamilyRollout, inference: int) -> No
     robots = [known(family, episode) for episode in range(50)]
     for _ in range(inference * family.pair.execute):
         control_step(robots, family)
-    found = differences(robots, family, 4)
+    found = differences(outcomes(robots, family, 4))
     # The error is at most 0.5 / sqrt(200); beyond five of them is one run in a million, and seeds are fixed.
     assert abs(found.mean() - VALUES[inference]) < 5 * 0.5 / np.sqrt(found.size)
     # With common random numbers asking never turns a draw against its own value.
