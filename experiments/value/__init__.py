@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.grid import Cell, Run
-from experiments.value import tables
+from experiments.value import heads, tables
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.gates import Gate, Random
 from specact.gates.calibration import threshold_for_rate
@@ -40,9 +40,9 @@ SIZES = {"ball": (120, 10), "swarm": (120, 10)}
 # Of gates in closed loop: rates, episodes, in parts; those that a threshold is from; states branched in each of these.
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1,), 100, 2, 20, 10
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
-VALUE = "value oracle"
-# Episodes of a part of what heads are fitted on, and parts per path; the first one's number.
-COLLECTED, PATHS, FIRST_COLLECTED = 25, {"greedy": 4, "base": 2}, 1000
+VALUE, SCHEDULE, PRIVILEGED, SEEDS = tables.ORACLE, tables.SCHEDULE, tables.PRIVILEGED, 3  # seeds of a head
+# What heads are fitted on: episodes of a part, and of each path parts, the first episode, and continuations.
+COLLECTED, PATHS = 25, {"greedy": (2, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
 FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
 
 
@@ -54,11 +54,15 @@ def plan(run: Run) -> Iterator[Cell]:
     for rate in GATED_RATES:
         for part in range(PARTS):
             yield Cell(f"gate/{rate}/{VALUE}/{part}", partial(greedy, rate, part))
-        for path, parts in PATHS.items():
+        for path, (parts, *_) in PATHS.items():
             for part in range(parts):
                 yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
-        for gate in ("random", *SCORES):
-            yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate))
+        yield Cell(f"heads/{rate}", partial(compared, rate))
+        for gate in ("random", *SCORES, SCHEDULE):
+            yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate, 0))
+        for gate in heads.HEADS:
+            for seed in range(SEEDS):
+                yield Cell(f"gate/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed))
 
 
 class BaseGate(Random):
@@ -67,10 +71,11 @@ class BaseGate(Random):
     def __init__(self, rate: float, others: Mapping[str, Gate] | None = None) -> None:
         super().__init__(rate)
         self.others, self.order = dict(others or {}), None
-        self.scores: dict[str, float] = {}
-        self.seen: NDArray[np.float64] = np.zeros(0)
+        self.known: dict[str, NDArray[np.float64]] = {}  # about the last inference, as heads read it
         self.look: Callable[[Proposal], NDArray[np.float64]] = lambda proposal: np.zeros(0)  # at what no device sees
-        self.by, self.cut = "", (0.0, 0.0)  # a name of the scores, its threshold and the probability at it
+        self.by: Callable[[Mapping[str, Any], np.random.Generator], float] | None = None
+        self.cut: tuple[float, float] | None = None  # its threshold and the probability at it; None for chance
+        self.score_by = 0.0
 
     order: bool | None
 
@@ -95,13 +100,16 @@ class BaseGate(Random):
     def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
         decision, order, self.order = super().decide(proposal, rng), self.order, None
         if self.others:
-            self.scores = {name: gate.score(proposal, rng) for name, gate in self.others.items()}
             drafted = proposal.evidence
             seen = [*proposal.window.arrays.values(), drafted.draft.probs, proposal.actions]
-            self.seen = np.concatenate([np.ravel(values) for values in seen]).astype(float)
-            self.hidden, self.before = self.look(proposal), self.past
-        if self.by:
-            order = above(self.scores[self.by], self.cut, 1.0 - decision.score)
+            self.known = {
+                "scores": np.array([gate.score(proposal, rng) for gate in self.others.values()]),
+                "seen": np.concatenate([np.ravel(values) for values in seen]).astype(float),
+                "past": self.past, "hidden": self.look(proposal),
+            }  # fmt: skip
+        if self.by is not None:
+            self.score_by = self.by(self.known, rng)
+            order = order if self.cut is None else above(self.score_by, self.cut, 1.0 - decision.score)
         decision = decision if order is None else replace(decision, transmit=order)
         number, asked, since = self.past
         self.past = np.array([number + 1, asked + decision.transmit, 0 if decision.transmit else since + 1])
@@ -196,16 +204,14 @@ def robots_of(pair: Pair[Any], rate: float, seed: int, episodes: Sequence[int], 
         others = {name: gate_settings(gate, pair).build(pair, prepared[1]) for name, gate in SCORES.items()}
         world = SimulatedRobot(task)
         world.start(episode_seed(seed, episode, task))
-        robots.append(begin(family, world, gate := BaseGate(rate, others), prepared, seed, episode))
-        gate.look = partial(look, world, prepared[1], pair.units)
+        robots.append(begin(family, world, BaseGate(rate, others), prepared, seed, episode))
     return robots
 
 
-def look(
-    world: SimulatedRobot, target: Prepared[Any], units: ActionUnits, proposal: Proposal
-) -> NDArray[np.float64]:  # fmt: skip
+def look(robot: Branchable, units: ActionUnits, proposal: Proposal) -> NDArray[np.float64]:
     """What a device does not see: the target's probabilities, and the world after the proposal."""
-    env, probs = copy.deepcopy(world.env.unwrapped), np.ravel(target.infer(proposal.window).probs)
+    env = copy.deepcopy(robot.world.env.unwrapped)  # type: ignore[attr-defined]
+    probs = np.ravel(robot.prepared[1].infer(proposal.window).probs)  # type: ignore[index]
     for action in units.to_environment(proposal.actions):
         after, *_ = env.step(action)
     return np.concatenate([probs, *(np.ravel(values) for values in after.values())]).astype(float)
@@ -213,7 +219,7 @@ def look(
 
 def branched(
     robots: Sequence[Branchable], family: FamilyRollout, rng: np.random.Generator, run: Run,
-    share: float | None = None, cut: tuple[float, float] | None = None,
+    share: float | None = None, cut: tuple[float, float] | None = None, continuations: int = CONTINUATIONS,
 ) -> dict[str, NDArray[Any]]:  # fmt: skip
     """Plays episodes and branches their inferences, or a share of them; with a threshold the values decide.
 
@@ -223,19 +229,16 @@ def branched(
     while live:
         wanting = [robot for robot in live if robot.policy.wants_inference]
         sampled = wanting if share is None else [robot for robot in wanting if rng.random() < share]
-        ends = outcomes(sampled, family, CONTINUATIONS)
+        ends = outcomes(sampled, family, continuations)
         if cut is not None:
             for robot, value in zip(sampled, differences(ends).mean(1), strict=True):
                 robot.gate.order = above(float(value), cut, float(rng.random()))
         control_step(live, family)
         for robot, of in zip(sampled, ends, strict=True):
-            gate, record = robot.gate, robot.policy.record
+            record = robot.policy.record
             assert record is not None
-            rows.append({
-                "episode": record.address.episode, "scores": [gate.scores[name] for name in SCORES],
-                "seen": gate.seen, "past": gate.before, "hidden": gate.hidden, "ends": of,
-                "asked": record.decision.transmit,
-            })  # fmt: skip
+            found = {"episode": record.address.episode, "asked": record.decision.transmit, "ends": of}
+            rows.append(robot.gate.known | found | {"score": robot.gate.score_by})
         live = [robot for robot in live if not robot.world.done]
         run.update("branches", len(robots) - len(live), len(robots))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -246,7 +249,7 @@ def share_of(pair: Pair[Any], states: int) -> float:
     return states * pair.execute / load_task(pair.env).max_steps
 
 
-def save(folder: Path, rows: Mapping[str, NDArray[Any]]) -> None:
+def save(folder: Path, rows: Mapping[str, Any]) -> None:
     """Keeps the rows beside a cell."""
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "rows.npz", **rows)
@@ -261,9 +264,8 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     save(folder, rows)
     inferences = sum(robot.policy.counts["steps"] for robot in robots)
     found = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
-    scores = dict(zip(SCORES, rows["scores"].T, strict=True))
-    values = differences(rows["ends"])
-    return found | tables.summary(rows["episode"], scores, rows["seen"], values, rate, inferences / len(robots))
+    scores = dict(zip(SCORES, rows["scores"].T, strict=True)) | {tables.HEAD: heads.held_out(valued(rows), tables.HEAD)}
+    return found | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
 
 
 def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -283,45 +285,88 @@ def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def collect(rate: float, path: str, part: int, folder: Path, run: Run) -> dict[str, Any]:
     """States with their values, of episodes that no gate is judged on: of the greedy gate, or of the base gate."""
-    pair = load_pair(GATED)
-    family, count = rollout_of(pair, HYBRID), run.few(COLLECTED)
-    first = FIRST_COLLECTED + COLLECTED * (part + PATHS["base"] * (path == "greedy"))
-    robots = robots_of(pair, rate, run.seed, EpisodeRange.CALIBRATION.episodes(count, first), family)
-    rng = stream(run.seed, Role.DATA, episode=first)
-    if path == "base":
-        rows = branched(robots, family, rng, run, share_of(pair, CALIBRATED))
-    else:
-        rows = branched(robots, family, rng, run, cut=run.result(f"gate/{rate}/{VALUE}/0")["cut"])
+    pair, (_, first, continuations) = load_pair(GATED), PATHS[path]
+    family, episodes = rollout_of(pair, HYBRID), range(first + COLLECTED * part, first + COLLECTED * (part + 1))
+    numbers = [EpisodeRange.CALIBRATION + number for number in episodes[: run.few(COLLECTED)]]
+    robots = robots_of(pair, rate, run.seed, numbers, family)
+    for robot in robots:
+        robot.gate.look = partial(look, robot, pair.units)
+    cut = run.result(f"gate/{rate}/{VALUE}/0")["cut"] if path == "greedy" else None
+    rng = stream(run.seed, Role.DATA, episode=episodes[0])
+    rows = branched(robots, family, rng, run, cut=cut, continuations=continuations)
     save(folder, rows)
     return {"success": won(robots).count("1"), "episodes": len(robots), "states": len(rows["asked"]),
             "asked": int(rows["asked"].sum())}  # fmt: skip
 
 
-def gated(rate: float, gate: str, folder: Path, run: Run) -> dict[str, Any]:
-    """The same episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
-    parts = [run.result(f"gate/{rate}/{VALUE}/{part}") for part in range(PARTS)]
-    wanted = sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts)
-    pair = load_pair(GATED)
-    family, cut = rollout_of(pair, HYBRID), (0.0, 0.0)
+def collected(rate: float, run: Run, paths: Sequence[str] = tuple(PATHS)) -> dict[str, Any]:
+    """What was collected along some paths."""
+    files = [run.out / f"collect/{rate}/{path}/{part}/rows.npz" for path in paths for part in range(PATHS[path][0])]
+    parts = [valued(dict(np.load(file))) for file in files]
+    alike = [name for name in parts[0] if len({part[name].shape[1:] for part in parts}) == 1]
+    return {name: np.concatenate([part[name] for part in parts]) for name in alike}
 
-    def play(episodes: Sequence[int], by: str) -> tuple[str, list[bool], list[float]]:
-        robots = live = robots_of(pair, wanted, run.seed, episodes, family)
-        asked, scores = list[bool](), list[float]()
+
+def valued(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows with the mean value of each."""
+    return {**rows, "value": differences(rows["ends"]).mean(1)}
+
+
+def wanted(rate: float, run: Run) -> float:
+    """The rate that the greedy gate had."""
+    parts = [run.result(f"gate/{rate}/{VALUE}/{part}") for part in range(PARTS)]
+    return float(sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts))
+
+
+def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
+    """Gains of heads on the greedy gate's path, each fitted on other episodes; with the model best for the device."""
+    rows, path = collected(rate, run), collected(rate, run, ["greedy"])
+    on_path, episodes = slice(0, len(path["value"])), len(np.unique(path["episode"]))
+    settings = wanted(rate, run), len(path["value"]) / episodes
+
+    def scores(name: str, model: str) -> NDArray[np.float64]:
+        mean: NDArray[np.float64] = sum(heads.held_out(rows, name, model, seed)[on_path] for seed in range(SEEDS))
+        return mean
+
+    models = {name: tables.gain(scores(tables.HEAD, name), path["value"], *settings) for name in heads.MODELS}
+    chosen = max(models, key=lambda name: models[name])
+    every = dict(zip(SCORES, path["scores"].T, strict=True)) | {name: scores(name, chosen) for name in heads.HEADS}
+    found = tables.summary(path["episode"], every, differences(path["ends"]), *settings)
+    return {"chosen": chosen, "models": models, "all": len(rows["value"]), "episodes": episodes} | found
+
+
+def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[str, Any], np.random.Generator], float]:
+    """A score of what is known about an inference: another gate's, a fitted head's, or the oracle's mere schedule."""
+    if gate in SCORES:
+        at = list(SCORES).index(gate)
+        return lambda known, rng: float(known["scores"][at])
+    if gate == SCHEDULE:
+        shares = heads.schedule(collected(rate, run, ["greedy"]))
+        return lambda known, rng: float(shares[min(int(known["past"][0]), len(shares) - 1)] - rng.random())
+    head = heads.HEADS[gate]
+    predict = heads.fit(collected(rate, run), head, run.result(f"heads/{rate}")["chosen"], seed)
+    return lambda known, rng: float(predict(head.inputs(known)[None])[0])
+
+
+def gated(rate: float, gate: str, seed: int, folder: Path, run: Run) -> dict[str, Any]:
+    """The same episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
+    pair, share = load_pair(GATED), wanted(rate, run)
+    family, by = rollout_of(pair, HYBRID), None if gate == "random" else score_of(rate, gate, seed, run)
+
+    def play(episodes: Sequence[int], cut: tuple[float, float] | None) -> tuple[str, dict[str, NDArray[Any]]]:
+        robots = robots_of(pair, share, run.seed, episodes, family)
         for robot in robots:
             robot.gate.by, robot.gate.cut = by, cut
-        while live:
-            records, *_ = control_step(live, family)
-            asked += [record.decision.transmit for record in records]
-            at = {record.address.episode for record in records}
-            scores += [robot.gate.scores.get(gate, 0.0) for robot in live if robot.policy.address.episode in at]
-            live = [robot for robot in live if not robot.world.done]
-        return won(robots), asked, scores
+            if gate == PRIVILEGED:
+                robot.gate.look = partial(look, robot, pair.units)
+        rows = branched(robots, family, stream(run.seed, Role.DATA), run, continuations=0)
+        return won(robots), rows
 
-    by = "" if gate == "random" else gate
-    for used in ("", by, by)[: 3 * bool(by)]:
-        cut = threshold_for_rate(np.array(play(calibrating(run, 3 * CALIBRATION), used)[2]), wanted)
-    found, asked, _ = play(range(run.few(JUDGED // PARTS) * PARTS), by)
-    return {"won": found, "asked": sum(asked), "inferences": len(asked), "cut": cut}
+    cut = None
+    for _ in range(3 * (by is not None)):
+        cut = threshold_for_rate(play(calibrating(run, 3 * CALIBRATION), cut)[1]["score"], share)
+    found, rows = play(range(run.few(JUDGED // PARTS) * PARTS), cut)
+    return {"won": found, "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
 
 
 def calibrating(run: Run, count: int) -> Sequence[int]:

@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
-from specact.lab.rollout.statistics import contrast, wilson
+from experiments.value import heads
+from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
 Floats = NDArray[np.float64]
-ORACLE, HEAD, SHUFFLED = "value oracle", "value head", "shuffled oracle"
+ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
+SHUFFLED, SCHEDULE = "shuffled oracle", "schedule"
 DEAD, SAMPLES = 0.05, 1000
+DEPLOYABLE = ("deviation", "uncertainty", "learned", HEAD)
+CONTROLS = [(HEAD, other) for other in ("deviation", "shuffled head", "time head", "history head", SCHEDULE)]
+CONTROLS += [(PRIVILEGED, HEAD)]
 
 
 def gain(score: Floats, value: Floats, rate: float, inferences: float) -> float:
@@ -50,29 +55,14 @@ def bound(values: Floats, rate: float, inferences: float) -> float:
     return float(inferences * np.sqrt(rate * (1.0 - rate) * max(0.0, values.mean(1).var(ddof=1) - noise)))
 
 
-def head_scores(seen: Floats, values: Floats, episodes: NDArray[np.int64]) -> Floats:
-    """The value that a network of random features predicts from what a device sees, fitted on the other episodes."""
-    rng = np.random.default_rng(0)
-    scaled = (seen - seen.mean(0)) / (seen.std(0) + 1e-6)
-    layer = rng.standard_normal((scaled.shape[1], 100)) / np.sqrt(scaled.shape[1])
-    features = np.concatenate([np.ones((len(seen), 1)), scaled, np.maximum(scaled @ layer, 0.0)], axis=1)
-    scores, fold = np.zeros(len(seen)), episodes % 5
-    for held in range(5):
-        x, y = features[fold != held], values[fold != held].mean(1)
-        weights = np.linalg.solve(x.T @ x + 0.1 * len(x) * np.eye(x.shape[1]), x.T @ y)
-        scores[fold == held] = features[fold == held] @ weights
-    return scores
-
-
 def summary(
-    episodes: NDArray[np.int64], scores: Mapping[str, Floats], seen: Floats, values: Floats, rate: float,
-    inferences: float,
-) -> dict[str, Any]:  # fmt: skip
+    episodes: NDArray[np.int64], scores: Mapping[str, Floats], values: Floats, rate: float, inferences: float
+) -> dict[str, Any]:
     """Gains by score, the bound, and the mean value, each with a 95 % bootstrap interval over episodes."""
-    mean, every = values.mean(1), dict(scores) | {HEAD: head_scores(seen, values, episodes)}
+    mean = values.mean(1)
     gains: dict[str, Callable[[NDArray[np.int64]], float]] = {
         name: lambda at, score=score: gain(score[at], mean[at], rate, inferences)  # type: ignore[misc]
-        for name, score in every.items()
+        for name, score in scores.items()
     }
     gains[ORACLE] = lambda at: split_gain(values[at], values[at], rate, inferences)
     gains["bound"] = lambda at: bound(values[at], rate, inferences)
@@ -134,13 +124,18 @@ def report(results: Mapping[str, Any]) -> Report:
         return figure
 
     tests, gates = closed_loop(results["gate"])
-    own = [
-        row for row in tests if row["second"] == "random" and row["first"] in ("deviation", "uncertainty", "learned")
+    own = [row for row in tests if row["second"] == "random" and row["first"] in DEPLOYABLE]
+    learnt = [
+        {"rate": rate, "score": name, "inputs": heads.HEADS[name].about if name in heads.HEADS else "-", **found[name]}
+        for rate, found in results["heads"].items()
+        for name in (*DEPLOYABLE[:3], "rejection", *heads.HEADS, ORACLE, SHUFFLED)
     ]
     facts: dict[str, Any] = {
-        "gated": len(gates[0]["won"]), "tests": len(tests),
+        "gated": gates[0]["episodes"], "tests": len(tests),
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
+        "heads": {f"{row['score']} {row['rate']}": row for row in learnt} | {"of": results["heads"]},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
+        "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
         "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
         "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
         "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
@@ -156,26 +151,36 @@ def report(results: Mapping[str, Any]) -> Report:
         "gates", f"Gates on swarm in closed loop, on the same {facts['gated']} episodes; others at the rate that the "
         "greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
         "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}",
-        [row | {"won": None} for row in gates],
+        gates,
     )  # fmt: skip
-    return Report([headroom, gains, closed, contrast_table(tests)], facts, [Picture("value.svg", draw)])
+    fitted = Table(
+        "heads", "First-order gain over random, at the rate of the oracle's greedy gate and on states of its path, "
+        "with 95 % intervals over episodes; no test. Heads are fitted on other episodes, and the mean of their seeds.",
+        "rate | score | it sees | gain", "{rate} | {score} | {inputs} | {0:+ci2}", learnt,
+    )  # fmt: skip
+    return Report([headroom, gains, fitted, closed, contrast_table(tests)], facts, [Picture("value.svg", draw)])
 
 
 def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Contrasts of the greedy gate with all others and of these with random, and a row per rate and gate."""
+    """Contrasts of the greedy gate with all others, of these with random, of heads; and a row per rate and gate."""
     rows, tests = [], []
     for rate, found in rates.items():
-        parts = [found[ORACLE][part] for part in sorted(found[ORACLE])]
-        merged = {key: sum(part[key] for part in parts) for key in ("asked", "inferences")}
-        merged["won"] = "".join(part["won"] for part in parts)
         won = {}
-        for gate, row in {ORACLE: merged, **{name: row for name, row in found.items() if name != ORACLE}}.items():
-            won[gate] = np.array([float(letter) for letter in row["won"]])
-            success = vars(wilson(int(won[gate].sum()), len(won[gate])))
-            rows.append({"rate": rate, "gate": gate, "won": row["won"], "success": success,
-                         "asked": row["asked"] / row["inferences"]})  # fmt: skip
+        for gate, row in {ORACLE: found[ORACLE], **found}.items():
+            parts = [row] if "won" in row else [row[part] for part in sorted(row)]
+            letters = [np.array([float(letter) for letter in part["won"]]) for part in parts]
+            won[gate] = np.concatenate(letters) if gate == ORACLE else np.mean(letters, axis=0)
+            whole = np.isin(won[gate], (0.0, 1.0)).all()
+            interval = (
+                wilson(int(won[gate].sum()), len(won[gate])) if whole
+                else bootstrap_interval(won[gate], np.random.default_rng(0))
+            )  # fmt: skip
+            rows.append({"rate": rate, "gate": gate, "success": vars(interval), "episodes": len(won[gate]),
+                         "asked": sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts),
+                         "seeds": 1 if gate == ORACLE else len(parts)})  # fmt: skip
         names = [name for name in won if name != ORACLE]
         pairs = [(ORACLE, name) for name in names] + [(name, "random") for name in names if name != "random"]
+        pairs += [pair for pair in CONTROLS if set(pair) <= set(names)]
         tests += under(rate, [
             {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in pairs
         ])  # fmt: skip
