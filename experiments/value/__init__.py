@@ -41,8 +41,9 @@ SIZES = {"ball": (120, 10), "swarm": (120, 10)}
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1,), 100, 2, 20, 10
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 VALUE, SCHEDULE, PRIVILEGED, SEEDS = tables.ORACLE, tables.SCHEDULE, tables.PRIVILEGED, 3  # seeds of a head
+HEAD = heads.Head("what a device sees", heads.everything)  # of the states of every pair
 # What heads are fitted on: episodes of a part, and of each path parts, the first episode, and continuations.
-COLLECTED, PATHS = 25, {"greedy": (2, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
+COLLECTED, PATHS = 25, {"greedy": (1, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
 FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
 
 
@@ -60,7 +61,7 @@ def plan(run: Run) -> Iterator[Cell]:
         yield Cell(f"heads/{rate}", partial(compared, rate))
         for gate in ("random", *SCORES, SCHEDULE):
             yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate, 0))
-        for gate in heads.HEADS:
+        for gate in tables.HEADS:
             for seed in range(SEEDS):
                 yield Cell(f"gate/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed))
 
@@ -264,7 +265,7 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     save(folder, rows)
     inferences = sum(robot.policy.counts["steps"] for robot in robots)
     found = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
-    scores = dict(zip(SCORES, rows["scores"].T, strict=True)) | {tables.HEAD: heads.held_out(valued(rows), tables.HEAD)}
+    scores = dict(zip(SCORES, rows["scores"].T, strict=True)) | {tables.HEAD: HEAD.held_out(valued(rows))}
     return found | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
 
 
@@ -303,13 +304,16 @@ def collected(rate: float, run: Run, paths: Sequence[str] = tuple(PATHS)) -> dic
     """What was collected along some paths."""
     files = [run.out / f"collect/{rate}/{path}/{part}/rows.npz" for path in paths for part in range(PATHS[path][0])]
     parts = [valued(dict(np.load(file))) for file in files]
-    alike = [name for name in parts[0] if len({part[name].shape[1:] for part in parts}) == 1]
-    return {name: np.concatenate([part[name] for part in parts]) for name in alike}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def valued(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows with the mean value of each."""
-    return {**rows, "value": differences(rows["ends"]).mean(1)}
+    """Rows with the value of each by each half of the continuations, and by all, instead of their ends."""
+    values = differences(rows["ends"])
+    halves = np.stack([values[:, ::2].mean(1), values[:, 1::2].mean(1)], axis=1)
+    return {name: rows[name] for name in rows if name not in ("ends", "score")} | {
+        "halves": halves, "value": halves.mean(1)
+    }  # fmt: skip
 
 
 def wanted(rate: float, run: Run) -> float:
@@ -319,20 +323,21 @@ def wanted(rate: float, run: Run) -> float:
 
 
 def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
-    """Gains of heads on the greedy gate's path, each fitted on other episodes; with the model best for the device."""
-    rows, path = collected(rate, run), collected(rate, run, ["greedy"])
-    on_path, episodes = slice(0, len(path["value"])), len(np.unique(path["episode"]))
-    settings = wanted(rate, run), len(path["value"]) / episodes
+    """First-order gains of heads, each fitted on other episodes; the best candidate is chosen by them."""
+    rows, share = collected(rate, run), wanted(rate, run)
+    inferences = len(rows["value"]) / len(np.unique(rows["episode"]))
 
-    def scores(name: str, model: str) -> NDArray[np.float64]:
-        mean: NDArray[np.float64] = sum(heads.held_out(rows, name, model, seed)[on_path] for seed in range(SEEDS))
-        return mean
+    def scores(head: heads.Head) -> NDArray[np.float64]:
+        return np.mean([head.held_out(rows, seed) for seed in range(SEEDS)], axis=0, dtype=float)
 
-    models = {name: tables.gain(scores(tables.HEAD, name), path["value"], *settings) for name in heads.MODELS}
-    chosen = max(models, key=lambda name: models[name])
-    every = dict(zip(SCORES, path["scores"].T, strict=True)) | {name: scores(name, chosen) for name in heads.HEADS}
-    found = tables.summary(path["episode"], every, differences(path["ends"]), *settings)
-    return {"chosen": chosen, "models": models, "all": len(rows["value"]), "episodes": episodes} | found
+    found = {name: scores(head) for name, head in heads.CANDIDATES.items()}
+    gains = {name: tables.gain(score, rows["value"], share, inferences) for name, score in found.items()}
+    chosen = max(gains, key=lambda name: gains[name])
+    every = {name: scores(head) for name, head in heads.all_of(chosen).items()}
+    every |= dict(zip(SCORES, rows["scores"].T, strict=True))
+    return {"chosen": chosen, "gains": gains, "episodes": len(np.unique(rows["episode"]))} | (
+        tables.summary(rows["episode"], every, rows["halves"], share, inferences)
+    )
 
 
 def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[str, Any], np.random.Generator], float]:
@@ -343,9 +348,9 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
     if gate == SCHEDULE:
         shares = heads.schedule(collected(rate, run, ["greedy"]))
         return lambda known, rng: float(shares[min(int(known["past"][0]), len(shares) - 1)] - rng.random())
-    head = heads.HEADS[gate]
-    predict = heads.fit(collected(rate, run), head, run.result(f"heads/{rate}")["chosen"], seed)
-    return lambda known, rng: float(predict(head.inputs(known)[None])[0])
+    head = heads.all_of(run.result(f"heads/{rate}")["chosen"])[gate]
+    predict = head.fit(collected(rate, run), seed)
+    return lambda known, rng: float(predict(head.inputs({name: of[None] for name, of in known.items()}))[0])
 
 
 def gated(rate: float, gate: str, seed: int, folder: Path, run: Run) -> dict[str, Any]:

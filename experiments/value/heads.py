@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.lab.envs.swarm import SwarmEnv
+
 Floats = NDArray[np.float64]
 Model = Callable[[Floats], Floats]
-DEVICE = slice(0, 3)  # of the scores along: those that a device has; the rejection oracle comes after them
-NETWORKS, STEPS = 4, 300
+Rows = Mapping[str, Any]
+DEVICE = 3  # of the scores along, so many a device has
+FEATURES, NETWORKS, STEPS = 300, 4, 300
+STATE = 6 * SwarmEnv().drones  # of a world, with its targets
 
 
-@dataclass(frozen=True)
-class Head:
-    """What a head is fitted on, in words, and the inputs of a state."""
-
-    about: str
-    inputs: Callable[[Mapping[str, Floats]], Floats]
-    shuffled: bool = False
-
-
-def _device(rows: Mapping[str, Floats]) -> Floats:
-    return np.concatenate([rows["seen"], rows["past"], np.nan_to_num(rows["scores"][..., DEVICE], posinf=9.0)], axis=-1)
-
-
-def _privileged(rows: Mapping[str, Floats]) -> Floats:
-    return np.concatenate([_device(rows), rows["hidden"], rows["scores"][..., DEVICE.stop :]], axis=-1)
-
-
-HEADS = {
-    "value head": Head("all that a device has: window, draft, other gates' scores, its own requests so far", _device),
-    "shuffled head": Head("the same, values shuffled among states", _device, shuffled=True),
-    "time head": Head("the number of the inference", lambda rows: rows["past"][..., :1]),
-    "history head": Head("that, the requests so far and the inferences since the last one", lambda rows: rows["past"]),
-    "privileged head": Head("the device's, the target's probabilities and the world after the proposal", _privileged),
-}
-
-
-def ridge(x: Floats, y: Floats, seed: int, features: int = 0) -> Model:
+def ridge(x: Floats, y: Floats, seed: int) -> Model:
     """Linear in the inputs ``[S, D]`` and in random features of them."""
     rng, mean, scale = np.random.default_rng(seed), x.mean(0), x.std(0) + 1e-6
-    layer, offset = rng.standard_normal((x.shape[1], features)) / np.sqrt(x.shape[1]), rng.standard_normal(features)
+    layer, offset = rng.standard_normal((x.shape[1], FEATURES)) / np.sqrt(x.shape[1]), rng.standard_normal(FEATURES)
 
     def expand(x: Floats) -> Floats:
         scaled = (x - mean) / scale
@@ -86,32 +64,77 @@ def networks(x: Floats, y: Floats, seed: int) -> Model:
     return predict
 
 
-MODELS: dict[str, Callable[[Floats, Floats, int], Model]] = {
-    "linear": ridge,
-    "random features": lambda x, y, seed: ridge(x, y, seed, features=300),
-    "networks": networks,
+@dataclass(frozen=True)
+class Head:
+    """What it sees, in words and as inputs of states, and the model of the value; ``shuffled`` is a control."""
+
+    about: str
+    inputs: Callable[[Rows], Floats]
+    model: Callable[[Floats, Floats, int], Model] = ridge
+    shuffled: bool = False
+
+    def fit(self, rows: Rows, seed: int) -> Model:
+        """The model for rows with their values."""
+        values = np.random.default_rng(seed).permutation(rows["value"]) if self.shuffled else rows["value"]
+        return self.model(self.inputs(rows), values, seed)
+
+    def held_out(self, rows: Rows, seed: int = 0) -> Floats:
+        """The value of every state as predicted by a model of other episodes, in five folds."""
+        scores, fold = np.zeros(len(rows["value"])), rows["episode"] % 5
+        for held in np.unique(fold):
+            part = {name: column[fold != held] for name, column in rows.items()}
+            scores[fold == held] = self.fit(part, seed)(self.inputs(rows)[fold == held])
+        return scores
+
+
+def summary(rows: Rows) -> Floats:
+    """Scores of other gates, inferences and requests so far, and inferences since the last request."""
+    return np.concatenate([np.nan_to_num(rows["scores"][:, :DEVICE], posinf=9.0), rows["past"]], axis=1)
+
+
+def everything(rows: Rows) -> Floats:
+    """The same, and window, draft's probabilities and proposed actions."""
+    return np.concatenate([summary(rows), rows["seen"]], axis=1)
+
+
+def geometry(world: Floats) -> Floats:
+    """Of swarms: distances to targets, speeds and the smallest gaps between drones, each in order."""
+    position, speed, target = np.moveaxis(world.reshape(len(world), 3, -1, 2), 1, 0)
+    first, second = np.triu_indices(position.shape[1], 1)
+    parts = position - target, speed, position[:, first] - position[:, second]
+    return np.concatenate([np.sort(np.linalg.norm(part, axis=2))[:, :5] for part in parts], axis=1)
+
+
+def placed(rows: Rows) -> Floats:
+    """The summary, and the geometry now."""
+    return np.concatenate([summary(rows), geometry(rows["seen"][:, :STATE])], axis=1)
+
+
+def privileged(rows: Rows) -> Floats:
+    """That, what rejection the target's probabilities give, and the geometry after the proposal."""
+    return np.concatenate([placed(rows), rows["scores"][:, DEVICE:], geometry(rows["hidden"][:, -STATE:])], axis=1)
+
+
+CANDIDATES = {
+    "summary": Head("other gates' scores and its own requests so far", summary),
+    "geometry": Head("these, and distances, speeds and gaps of the drones", placed),
+    "networks": Head("scores, requests, window, draft and proposal", everything, networks),
+}
+CONTROLS = {
+    "time head": Head("the number of the inference", lambda rows: rows["past"][:, :1]),
+    "history head": Head("that, requests so far, inferences since the last", lambda rows: rows["past"]),
+    "privileged head": Head("geometry now and after the proposal, and the target's rejection", privileged),
 }
 
 
-def fit(rows: Mapping[str, Any], head: Head, model: str, seed: int) -> Model:
-    """A model of the value over the head's inputs."""
-    values = rows["value"]
-    if head.shuffled:
-        values = np.random.default_rng(seed).permutation(values)
-    return MODELS[model](head.inputs(rows), values, seed)
+def all_of(chosen: str) -> dict[str, Head]:
+    """The head that was chosen, and its controls."""
+    head = CANDIDATES[chosen]
+    shuffled = replace(head, about="the same, values shuffled among states", shuffled=True)
+    return {"value head": head, "shuffled head": shuffled, **CONTROLS}
 
 
-def held_out(rows: Mapping[str, Any], name: str, model: str = "random features", seed: int = 0) -> Floats:
-    """The value of every state as a head predicts it that was fitted on other episodes, in five folds."""
-    head, scores, fold = HEADS[name], np.zeros(len(rows["episode"])), rows["episode"] % 5
-    for held in np.unique(fold):
-        part = {column: values[fold != held] for column, values in rows.items()}
-        scores[fold == held] = fit(part, head, model, seed)(head.inputs(rows)[fold == held])
-    return scores
-
-
-def schedule(rows: Mapping[str, Any]) -> Floats:
-    """The share of episodes of the greedy gate that ask at an inference, by its number."""
+def schedule(rows: Rows) -> Floats:
+    """The share of episodes that ask at an inference, by its number."""
     number = rows["past"][:, 0].astype(int)
-    asked = np.bincount(number, weights=rows["asked"])
-    return asked / np.maximum(np.bincount(number), 1)
+    return np.bincount(number, weights=rows["asked"]) / np.maximum(np.bincount(number), 1)

@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
 SHUFFLED, SCHEDULE = "shuffled oracle", "schedule"
 DEAD, SAMPLES = 0.05, 1000
+HEADS = list(heads.all_of("summary"))
 DEPLOYABLE = ("deviation", "uncertainty", "learned", HEAD)
 CONTROLS = [(HEAD, other) for other in ("deviation", "shuffled head", "time head", "history head", SCHEDULE)]
 CONTROLS += [(PRIVILEGED, HEAD)]
@@ -125,11 +126,12 @@ def report(results: Mapping[str, Any]) -> Report:
 
     tests, gates = closed_loop(results["gate"])
     own = [row for row in tests if row["second"] == "random" and row["first"] in DEPLOYABLE]
-    learnt = [
-        {"rate": rate, "score": name, "inputs": heads.HEADS[name].about if name in heads.HEADS else "-", **found[name]}
-        for rate, found in results["heads"].items()
-        for name in (*DEPLOYABLE[:3], "rejection", *heads.HEADS, ORACLE, SHUFFLED)
-    ]
+    learnt = []
+    for rate, found in results["heads"].items():
+        sees = {name: head.about for name, head in heads.all_of(found["chosen"]).items()}
+        sees[ORACLE] = "half of the continuations; it is valued on the others"
+        names = (*DEPLOYABLE[:3], "rejection", *HEADS, ORACLE)
+        learnt += [{"rate": rate, "score": name, "sees": sees.get(name, "-"), **found[name]} for name in names]
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "tests": len(tests),
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
@@ -154,9 +156,9 @@ def report(results: Mapping[str, Any]) -> Report:
         gates,
     )  # fmt: skip
     fitted = Table(
-        "heads", "First-order gain over random, at the rate of the oracle's greedy gate and on states of its path, "
-        "with 95 % intervals over episodes; no test. Heads are fitted on other episodes, and the mean of their seeds.",
-        "rate | score | it sees | gain", "{rate} | {score} | {inputs} | {0:+ci2}", learnt,
+        "heads", "First-order gain over random at the rate of the oracle's greedy gate, on states of its path and of "
+        "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
+        "rate | score | it sees | gain", "{rate} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
     return Report([headroom, gains, fitted, closed, contrast_table(tests)], facts, [Picture("value.svg", draw)])
 
