@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Model = Callable[[Floats], Floats]
 Rows = Mapping[str, Any]
 DEVICE = 3  # of the scores along, so many a device has
-FEATURES, NETWORKS, STEPS = 300, 4, 300
+FEATURES = 300
 STATE = 6 * SwarmEnv().drones  # of a world, with its targets
 
 
@@ -33,50 +33,18 @@ def ridge(x: Floats, y: Floats, seed: int) -> Model:
     return lambda x: expand(x) @ weights
 
 
-def networks(x: Floats, y: Floats, seed: int) -> Model:
-    """The mean of some networks of two layers, each fitted on a bootstrap sample of the states."""
-    import torch
-
-    torch.manual_seed(seed)
-    mean, scale = x.mean(0), x.std(0) + 1e-6
-    members = []
-    for _ in range(NETWORKS):
-        drawn = torch.randint(len(x), (len(x),))
-        inputs = torch.tensor((x - mean) / scale, dtype=torch.float32)[drawn]
-        wanted = torch.tensor((y - y.mean()) / y.std(), dtype=torch.float32)[drawn]
-        net = torch.nn.Sequential(
-            torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 64),
-            torch.nn.ReLU(), torch.nn.Linear(64, 1),
-        )  # fmt: skip
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1)
-        for _ in range(STEPS):
-            loss = torch.nn.functional.mse_loss(net(inputs)[:, 0], wanted)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        members.append(net.eval())
-
-    @torch.no_grad()
-    def predict(x: Floats) -> Floats:
-        inputs = torch.tensor((x - mean) / scale, dtype=torch.float32)
-        return torch.stack([net(inputs)[:, 0] for net in members]).mean(0).double().numpy()
-
-    return predict
-
-
 @dataclass(frozen=True)
 class Head:
-    """What it sees, in words and as inputs of states, and the model of the value; ``shuffled`` is a control."""
+    """What it sees, in words and as inputs of states; ``shuffled`` if that is fitted on others' values, as a control."""
 
     about: str
     inputs: Callable[[Rows], Floats]
-    model: Callable[[Floats, Floats, int], Model] = ridge
     shuffled: bool = False
 
     def fit(self, rows: Rows, seed: int) -> Model:
         """The model for rows with their values."""
         values = np.random.default_rng(seed).permutation(rows["value"]) if self.shuffled else rows["value"]
-        return self.model(self.inputs(rows), values, seed)
+        return ridge(self.inputs(rows), values, seed)
 
     def held_out(self, rows: Rows, seed: int = 0) -> Floats:
         """The value of every state as predicted by a model of other episodes, in five folds."""
@@ -118,7 +86,7 @@ def privileged(rows: Rows) -> Floats:
 CANDIDATES = {
     "summary": Head("other gates' scores and its own requests so far", summary),
     "geometry": Head("these, and distances, speeds and gaps of the drones", placed),
-    "networks": Head("scores, requests, window, draft and proposal", everything, networks),
+    "everything": Head("scores, requests, window, draft and proposal", everything),
 }
 CONTROLS = {
     "time head": Head("the number of the inference", lambda rows: rows["past"][:, :1]),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
+from experiments.value.heads import all_of, geometry, schedule, summary
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 
 from specact.lab.rollout.families import FamilyRollout, rollout_of
@@ -144,11 +145,13 @@ def test_a_threshold_asks_above_it_and_at_it_with_its_probability() -> None:
 
 def test_an_order_or_a_score_decides_instead_of_chance_and_leaves_copies_to_it(family: FamilyRollout) -> None:
     robots = robots_of(family.pair, 0.0, 0, range(4), family)
-    for robot, (by, threshold) in zip(robots, [("", 0.0), ("learned", -1.0), ("learned", 2.0), ("", 0.0)], strict=True):
-        robot.gate.by, robot.gate.cut = by, (threshold, 0.0)
+    for robot, threshold in zip(robots, (None, -1.0, 2.0, None), strict=True):
+        robot.gate.by = lambda known, rng: float(known["past"][0])
+        robot.gate.cut = None if threshold is None else (threshold, 0.0)
     robots[3].gate.order = True
     records, *_ = control_step(robots, family)
     assert [record.decision.transmit for record in records] == [False, True, False, True]
+    assert [robot.gate.past.tolist() for robot in robots[2:]] == [[1, 0, 1], [1, 1, 0]]
 
 
 def test_parts_of_the_greedy_gate_are_one_and_every_gate_meets_its_rivals() -> None:
@@ -159,3 +162,27 @@ def test_parts_of_the_greedy_gate_are_one_and_every_gate_meets_its_rivals() -> N
     assert [(test["first"], test["second"]) for test in tests] == [
         (ORACLE, "random"), (ORACLE, "learned"), ("learned", "random"),
     ]  # fmt: skip
+    seeds = {"0": gates["random"], "1": gates["random"] | {"won": "1111"}}
+    tests, rows = closed_loop({"0.1": gates | {"value head": seeds, "time head": gates["random"]}})
+    assert rows[2]["success"]["mean"] == 0.75 and ("value head", "time head") in [
+        (test["first"], test["second"]) for test in tests
+    ]
+
+
+def test_a_head_finds_a_value_that_its_inputs_tell_and_a_shuffled_one_does_not() -> None:
+    rng = np.random.default_rng(0)
+    past = rng.integers(20, size=(600, 3)).astype(float)
+    rows = {"past": past, "episode": np.arange(600) // 6, "value": (past[:, 1] > 15) * 0.5 + 0.1 * rng.normal(size=600)}
+    rows |= {"scores": rng.normal(size=(600, 4)), "asked": past[:, 0] == 3.0}
+    head = all_of("summary")
+    found = {name: np.corrcoef(head[name].held_out(rows), rows["value"])[0, 1] for name in list(head)[:4]}
+    assert found["value head"] > 0.8 and found["history head"] > 0.8
+    assert abs(found["shuffled head"]) < 0.25 and abs(found["time head"]) < 0.25
+    assert np.allclose(schedule(rows), np.arange(20) == 3)
+    assert head["value head"].fit(rows, 1)(summary(rows)[:1]).shape == (1,)
+
+
+def test_the_geometry_of_a_swarm_is_in_order() -> None:
+    position = np.array([[0.0, 0.0], [0.3, 0.4], [1.0, 0.0]])
+    found = geometry(np.concatenate([position, 0.5 * position, 0.0 * position]).reshape(1, -1))
+    assert np.allclose(found, [[0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.5, np.sqrt(0.65), 1.0]])
