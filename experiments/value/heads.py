@@ -35,7 +35,7 @@ def ridge(x: Floats, y: Floats, seed: int) -> Model:
 
 @dataclass(frozen=True)
 class Head:
-    """What it sees, in words and as inputs of states; ``shuffled`` if that is fitted on others' values, as a control."""
+    """What it sees, in words and as inputs of states; a ``shuffled`` one is fitted on the values of other states."""
 
     about: str
     inputs: Callable[[Rows], Floats]
