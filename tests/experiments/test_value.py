@@ -176,7 +176,7 @@ def test_a_head_finds_a_value_that_its_inputs_tell_and_a_shuffled_one_does_not()
     rows |= {"scores": rng.normal(size=(600, 4)), "asked": past[:, 0] == 3.0}
     head = all_of("summary")
     found = {name: np.corrcoef(head[name].held_out(rows), rows["value"])[0, 1] for name in list(head)[:4]}
-    assert found["value head"] > 0.8 and found["history head"] > 0.8
+    assert found["value head"] > 0.6 and found["history head"] > 0.6
     assert abs(found["shuffled head"]) < 0.25 and abs(found["time head"]) < 0.25
     assert np.allclose(schedule(rows), np.arange(20) == 3)
     assert head["value head"].fit(rows, 1)(summary(rows)[:1]).shape == (1,)
