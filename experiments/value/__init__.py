@@ -40,7 +40,8 @@ SIZES = {"ball": (120, 10), "swarm": (120, 10)}
 # Of gates in closed loop: rates, episodes, in parts; those that a threshold is from; states branched in each of these.
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1,), 100, 2, 20, 10
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
-VALUE, SCHEDULE, PRIVILEGED, SEEDS = tables.ORACLE, tables.SCHEDULE, tables.PRIVILEGED, 3  # seeds of a head
+VALUE, SCHEDULE, PERIODIC, PRIVILEGED = tables.ORACLE, tables.SCHEDULE, tables.PERIODIC, tables.PRIVILEGED
+SEEDS = 3  # of a head
 HEAD = heads.Head("what a device sees", heads.everything)  # of the states of every pair
 # What heads are fitted on: episodes of a part, and of each path parts, the first episode, and continuations.
 COLLECTED, PATHS = 25, {"greedy": (1, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
@@ -59,7 +60,7 @@ def plan(run: Run) -> Iterator[Cell]:
             for part in range(parts):
                 yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
         yield Cell(f"heads/{rate}", partial(compared, rate))
-        for gate in ("random", *SCORES, SCHEDULE):
+        for gate in ("random", *SCORES, SCHEDULE, PERIODIC):
             yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate, 0))
         for gate in tables.HEADS:
             for seed in range(SEEDS):
@@ -341,10 +342,12 @@ def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
 
 
 def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[str, Any], np.random.Generator], float]:
-    """A score of what is known about an inference: another gate's, a fitted head's, or the oracle's mere schedule."""
+    """A score of what is known about an inference: another gate's, a fitted head's, or those of mere schedules."""
     if gate in SCORES:
         at = list(SCORES).index(gate)
         return lambda known, rng: float(known["scores"][at])
+    if gate == PERIODIC:
+        return lambda known, rng: float(known["past"][2])
     if gate == SCHEDULE:
         shares = heads.schedule(collected(rate, run, ["greedy"]))
         return lambda known, rng: float(shares[min(int(known["past"][0]), len(shares) - 1)] - rng.random())

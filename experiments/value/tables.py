@@ -17,11 +17,11 @@ from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
 Floats = NDArray[np.float64]
 ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
-SHUFFLED, SCHEDULE = "shuffled oracle", "schedule"
+SHUFFLED, SCHEDULE, PERIODIC = "shuffled oracle", "schedule", "periodic"
 DEAD, SAMPLES = 0.05, 1000
 HEADS = list(heads.all_of("summary"))
 DEPLOYABLE = ("deviation", "uncertainty", "learned", HEAD)
-CONTROLS = [(HEAD, other) for other in ("deviation", "shuffled head", "time head", "history head", SCHEDULE)]
+CONTROLS = [(HEAD, other) for other in ("deviation", "shuffled head", "time head", "history head", SCHEDULE, PERIODIC)]
 CONTROLS += [(PRIVILEGED, HEAD)]
 
 
