@@ -329,7 +329,7 @@ def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
     inferences = len(rows["value"]) / len(np.unique(rows["episode"]))
 
     def scores(head: heads.Head) -> NDArray[np.float64]:
-        return np.mean([head.held_out(rows, seed) for seed in range(SEEDS)], axis=0, dtype=float)
+        return np.stack([head.held_out(rows, seed) for seed in range(SEEDS)]).mean(0)  # type: ignore[no-any-return]
 
     found = {name: scores(head) for name, head in heads.CANDIDATES.items()}
     gains = {name: tables.gain(score, rows["value"], share, inferences) for name, score in found.items()}

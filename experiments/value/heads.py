@@ -43,7 +43,8 @@ class Head:
 
     def fit(self, rows: Rows, seed: int) -> Model:
         """The model for rows with their values."""
-        values = np.random.default_rng(seed).permutation(rows["value"]) if self.shuffled else rows["value"]
+        value: Floats = rows["value"]
+        values = np.random.default_rng(seed).permutation(value) if self.shuffled else value
         return ridge(self.inputs(rows), values, seed)
 
     def held_out(self, rows: Rows, seed: int = 0) -> Floats:

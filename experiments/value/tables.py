@@ -131,11 +131,11 @@ def report(results: Mapping[str, Any]) -> Report:
         sees = {name: head.about for name, head in heads.all_of(found["chosen"]).items()}
         sees[ORACLE] = "half of the continuations; it is valued on the others"
         names = (*DEPLOYABLE[:3], "rejection", *HEADS, ORACLE)
-        learnt += [{"rate": rate, "score": name, "sees": sees.get(name, "-"), **found[name]} for name in names]
+        learnt += [{"wanted": rate, "score": name, "sees": sees.get(name, "-"), **found[name]} for name in names]
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "tests": len(tests),
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
-        "heads": {f"{row['score']} {row['rate']}": row for row in learnt} | {"of": results["heads"]},
+        "heads": {f"{row['score']} {row['wanted']}": row for row in learnt} | {"of": results["heads"]},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
         "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
@@ -158,7 +158,7 @@ def report(results: Mapping[str, Any]) -> Report:
     fitted = Table(
         "heads", "First-order gain over random at the rate of the oracle's greedy gate, on states of its path and of "
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
-        "rate | score | it sees | gain", "{rate} | {score} | {sees} | {0:+ci2}", learnt,
+        "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
     return Report([headroom, gains, fitted, closed, contrast_table(tests)], facts, [Picture("value.svg", draw)])
 

@@ -156,7 +156,7 @@ def test_an_order_or_a_score_decides_instead_of_chance_and_leaves_copies_to_it(f
 
 def test_parts_of_the_greedy_gate_are_one_and_every_gate_meets_its_rivals() -> None:
     part, other = ({"won": won, "asked": asked, "inferences": 10} for won, asked in (("10", 2), ("11", 4)))
-    gates = {ORACLE: {"0": part, "1": other}, "random": {"won": "0011", "asked": 6, "inferences": 20}}
+    gates: dict[str, Any] = {ORACLE: {"0": part, "1": other}, "random": {"won": "0011", "asked": 6, "inferences": 20}}
     tests, rows = closed_loop({"0.1": gates | {"learned": gates["random"]}})
     assert (rows[0]["gate"], rows[0]["success"]["mean"], rows[0]["asked"]) == (ORACLE, 0.75, 0.3)
     assert [(test["first"], test["second"]) for test in tests] == [
