@@ -35,10 +35,9 @@ from specact.types import ActionUnits, Decision, Outcome, Proposal, StepRecord
 
 report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
-# Episodes per rate, and states branched in each, on average.
-SIZES = {"ball": (120, 10), "swarm": (120, 10)}
-# Of gates in closed loop: rates, episodes, in parts; those that a threshold is from; states branched in each of these.
-GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION, CALIBRATED = "swarm", (0.1,), 100, 2, 20, 10
+PAIRS, EPISODES, STATES = ("ball", "swarm"), 120, 10  # per rate, and states branched in each, on average
+# Of gates in closed loop: rates, episodes, in parts; those that a threshold is from.
+GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION = "swarm", (0.1,), 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 VALUE, SCHEDULE, PERIODIC, PRIVILEGED = tables.ORACLE, tables.SCHEDULE, tables.PERIODIC, tables.PRIVILEGED
 SEEDS = 3  # of a head
@@ -50,7 +49,7 @@ FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
 
 def plan(run: Run) -> Iterator[Cell]:
     """The oracle, per pair and rate; its greedy gate in closed loop, in parts, and others at the rate that this had."""
-    for name in SIZES:
+    for name in PAIRS:
         for rate in RATES:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
     for rate in GATED_RATES:
@@ -72,14 +71,12 @@ class BaseGate(Random):
 
     def __init__(self, rate: float, others: Mapping[str, Gate] | None = None) -> None:
         super().__init__(rate)
-        self.others, self.order = dict(others or {}), None
+        self.others, self.score_by = dict(others or {}), 0.0
+        self.order: bool | None = None
         self.known: dict[str, NDArray[np.float64]] = {}  # about the last inference, as heads read it
         self.look: Callable[[Proposal], NDArray[np.float64]] = lambda proposal: np.zeros(0)  # at what no device sees
         self.by: Callable[[Mapping[str, Any], np.random.Generator], float] | None = None
         self.cut: tuple[float, float] | None = None  # its threshold and the probability at it; None for chance
-        self.score_by = 0.0
-
-    order: bool | None
 
     def reset(self) -> None:
         super().reset()
@@ -221,16 +218,16 @@ def look(robot: Branchable, units: ActionUnits, proposal: Proposal) -> NDArray[n
 
 def branched(
     robots: Sequence[Branchable], family: FamilyRollout, rng: np.random.Generator, run: Run,
-    share: float | None = None, cut: tuple[float, float] | None = None, continuations: int = CONTINUATIONS,
-) -> dict[str, NDArray[Any]]:  # fmt: skip
-    """Plays episodes and branches their inferences, or a share of them; with a threshold the values decide.
+    states: int | None = None, cut: tuple[float, float] | None = None, continuations: int = CONTINUATIONS,
+) -> dict[str, Any]:  # fmt: skip
+    """Plays episodes and branches their inferences, or so many in each, on average; with a threshold the values decide.
 
     Returns columns: the episode, what is known there, the outcomes, and whether it asked.
     """
-    live, rows = robots, list[dict[str, Any]]()
+    live, rows, longest = robots, list[dict[str, Any]](), load_task(family.pair.env).max_steps / family.pair.execute
     while live:
         wanting = [robot for robot in live if robot.policy.wants_inference]
-        sampled = wanting if share is None else [robot for robot in wanting if rng.random() < share]
+        sampled = [robot for robot in wanting if states is None or rng.random() < states / longest]
         ends = outcomes(sampled, family, continuations)
         if cut is not None:
             for robot, value in zip(sampled, differences(ends).mean(1), strict=True):
@@ -246,24 +243,13 @@ def branched(
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def share_of(pair: Pair[Any], states: int) -> float:
-    """Of inferences, that samples so many states of an episode."""
-    return states * pair.execute / load_task(pair.env).max_steps
-
-
-def save(folder: Path, rows: Mapping[str, Any]) -> None:
-    """Keeps the rows beside a cell."""
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / "rows.npz", **rows)
-
-
 def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     """Branches sampled inferences of gated episodes; the rows are kept in the folder."""
-    pair = load_pair(name)
-    family, (episodes, states) = rollout_of(pair, HYBRID), SIZES[name]
-    robots = robots_of(pair, rate, run.seed, range(run.few(episodes)), family)
-    rows = branched(robots, family, stream(run.seed, Role.DATA), run, share_of(pair, states))
-    save(folder, rows)
+    family = rollout_of(pair := load_pair(name), HYBRID)
+    robots = robots_of(pair, rate, run.seed, range(run.few(EPISODES)), family)
+    rows = branched(robots, family, stream(run.seed, Role.DATA), run, STATES)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "rows.npz", **rows)
     inferences = sum(robot.policy.counts["steps"] for robot in robots)
     found = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
     scores = dict(zip(SCORES, rows["scores"].T, strict=True)) | {tables.HEAD: HEAD.held_out(valued(rows))}
@@ -278,7 +264,7 @@ def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
     pair = load_pair(GATED)
     family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
     others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
-    found = branched(others, family, rng, run, share_of(pair, CALIBRATED))
+    found = branched(others, family, rng, run, STATES)
     cut = threshold_for_rate(differences(found["ends"]).mean(1), rate)
     robots = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
     rows = branched(robots, family, rng, run, cut=cut)
@@ -296,7 +282,8 @@ def collect(rate: float, path: str, part: int, folder: Path, run: Run) -> dict[s
     cut = run.result(f"gate/{rate}/{VALUE}/0")["cut"] if path == "greedy" else None
     rng = stream(run.seed, Role.DATA, episode=episodes[0])
     rows = branched(robots, family, rng, run, cut=cut, continuations=continuations)
-    save(folder, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "rows.npz", **rows)
     return {"success": won(robots).count("1"), "episodes": len(robots), "states": len(rows["asked"]),
             "asked": int(rows["asked"].sum())}  # fmt: skip
 

@@ -69,9 +69,8 @@ def summary(
     gains["bound"] = lambda at: bound(values[at], rate, inferences)
     gains["value"] = lambda at: float(mean[at].mean())
     rows = [np.flatnonzero(episodes == number) for number in np.unique(episodes)]
-    rng = np.random.default_rng(0)
+    rng, result = np.random.default_rng(0), dict[str, Any](states=len(values))
     drawn = [np.concatenate([rows[at] for at in rng.integers(len(rows), size=len(rows))]) for _ in range(SAMPLES)]
-    result: dict[str, Any] = {"states": len(values)}
     for name, of in gains.items():
         low, high = np.quantile([of(sample) for sample in drawn], [0.025, 0.975])
         result[name] = {"mean": of(np.arange(len(values))), "low": float(low), "high": float(high)}
@@ -92,24 +91,20 @@ def report(results: Mapping[str, Any]) -> Report:
         row["ceiling"] = min(row["left"]["high"], row["bound"]["high"])
         row["verdict"] = "dead" if row["ceiling"] < DEAD else "open"
     headroom = Table(
-        "headroom",
-        "A row per pair and rate: success of random over its episodes; what is left to 1; the bound on the first-order "
-        "gain of any gate; the oracle's, chosen and valued on different continuations; 95 % intervals over episodes; "
-        "and the mean and 95 % range of a thousand oracles with values shuffled among states.",
+        "headroom", "A row per pair and rate: success of random over its episodes; what is left to 1; the bound on the "
+        "first-order gain of any gate; the oracle's, chosen and valued on different continuations; 95 % intervals over "
+        "episodes; and the mean and 95 % range of a thousand oracles with values shuffled among states.",
         "pair | rate | states | random | left | bound | value oracle | shuffled | upper end | gating",
         "{pair} | {rate} | {states} | {random:ci2} | {left:ci2} | {bound:ci2} | {value oracle:+ci2} | "
-        "{shuffled oracle:+ci2} | {ceiling:.2f} | {verdict}",
-        rows,
-    )
+        "{shuffled oracle:+ci2} | {ceiling:.2f} | {verdict}", rows,
+    )  # fmt: skip
     gains = Table(
-        "gains",
-        "First-order gain over random of asking where a score is largest, on the states of `headroom`, with 95 % "
-        "intervals over episodes; no test. The head is fitted on other episodes.",
+        "gains", "First-order gain over random of asking where a score is largest, on the states of `headroom`, with "
+        "95 % intervals over episodes; no test. The head is fitted on other episodes.",
         "pair | rate | deviation | uncertainty | learned | rejection oracle | value head",
         "{pair} | {rate} | {deviation:+ci2} | {uncertainty:+ci2} | {learned:+ci2} | {rejection:+ci2} | "
-        "{value head:+ci2}",
-        rows,
-    )
+        "{value head:+ci2}", rows,
+    )  # fmt: skip
     shown = ("deviation", "learned", "rejection", HEAD, ORACLE)
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
 
@@ -118,9 +113,9 @@ def report(results: Mapping[str, Any]) -> Report:
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
             of = [row for row in rows if row["pair"] == pair]
             series = {
-                name: [Point(row["rate"], row[name]["mean"], row[name]["low"], row[name]["high"]) for row in of]
+                name: [Point(row["rate"], *(row[name][end] for end in ("mean", "low", "high"))) for row in of]
                 for name in shown
-            }
+            }  # fmt: skip
             add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
         return figure
 
@@ -133,9 +128,8 @@ def report(results: Mapping[str, Any]) -> Report:
         names = (*DEPLOYABLE[:3], "rejection", *HEADS, ORACLE)
         learnt += [{"wanted": rate, "score": name, "sees": sees.get(name, "-"), **found[name]} for name in names]
     facts: dict[str, Any] = {
-        "gated": gates[0]["episodes"], "tests": len(tests),
+        "gated": gates[0]["episodes"], "heads": results["heads"],
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
-        "heads": {f"{row['score']} {row['wanted']}": row for row in learnt} | {"of": results["heads"]},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
         "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
@@ -145,15 +139,12 @@ def report(results: Mapping[str, Any]) -> Report:
     for pair in pairs:
         of = [row for row in rows if row["pair"] == pair]
         facts[pair] = {"rates": len(of), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in of)}
-        for name in (*shown, "uncertainty"):
-            facts[pair][f"{name} above"] = sum(row[name]["low"] > 0 for row in of)
-            facts[pair][f"{name} below"] = sum(row[name]["high"] < 0 for row in of)
-        facts[pair] |= {f"at {row['rate']}": row for row in of}
+        facts[pair] |= {f"{name} above": sum(row[name]["low"] > 0 for row in of) for name in shown}
+        facts[pair] |= {f"{name} below": sum(row[name]["high"] < 0 for row in of) for name in shown}
     closed = Table(
         "gates", f"Gates on swarm in closed loop, on the same {facts['gated']} episodes; others at the rate that the "
         "greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
-        "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}",
-        gates,
+        "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}", gates,
     )  # fmt: skip
     fitted = Table(
         "heads", "First-order gain over random at the rate of the oracle's greedy gate, on states of its path and of "
@@ -172,17 +163,14 @@ def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[di
             parts = [row] if "won" in row else [row[part] for part in sorted(row)]
             letters = [np.array([float(letter) for letter in part["won"]]) for part in parts]
             won[gate] = np.concatenate(letters) if gate == ORACLE else np.mean(letters, axis=0)
-            whole = np.isin(won[gate], (0.0, 1.0)).all()
-            interval = (
-                wilson(int(won[gate].sum()), len(won[gate])) if whole
-                else bootstrap_interval(won[gate], np.random.default_rng(0))
-            )  # fmt: skip
-            rows.append({"rate": rate, "gate": gate, "success": vars(interval), "episodes": len(won[gate]),
-                         "asked": sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts),
-                         "seeds": 1 if gate == ORACLE else len(parts)})  # fmt: skip
-        names = [name for name in won if name != ORACLE]
-        pairs = [(ORACLE, name) for name in names] + [(name, "random") for name in names if name != "random"]
-        pairs += [pair for pair in CONTROLS if set(pair) <= set(names)]
+            single = len(parts) == 1 or gate == ORACLE
+            interval = wilson(int(won[gate].sum()), len(won[gate])) if single else bootstrap_interval(won[gate])
+            asked, of = (sum(part[key] for part in parts) for key in ("asked", "inferences"))
+            of_gate = {"rate": rate, "gate": gate, "success": vars(interval), "asked": asked / of}
+            rows.append({**of_gate, "episodes": len(won[gate])})
+        pairs = [(ORACLE, name) for name in won if name != ORACLE]
+        pairs += [(name, "random") for name in won if name not in (ORACLE, "random")]
+        pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]
         tests += under(rate, [
             {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in pairs
         ])  # fmt: skip
