@@ -91,7 +91,7 @@ _OFTEN = {
     "aligned_1": Alone("control: aligned, asks every step", "aligned", WORLDS["pusht"].base, delays=(0,), every=1)
 }
 _SLOWER = {"aligned_8": Alone("control: aligned, asks every eight steps", "aligned", _FLOW, delays=(4,), every=8)}
-_LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0,)), **_SLOWER} | {
+_LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0, 4, 8)), **_SLOWER} | {
     name: Alone("", kind, _FLOW, delays=(0, 4, 8) if name == "rtc" else (4, 8)) for name, kind in KINDS.items()
 }
 _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected", "draft")
