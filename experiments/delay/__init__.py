@@ -188,7 +188,8 @@ def report(results: Results) -> Report:
         (rows[on, first], rows[on, second]) for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
         if 0 < won.get((on, first), 0) == won.get((on, second))
     ]  # fmt: skip
-    waits = [{**row, "method": "synchronous_0"} for row in groups["libero"] if row["method"] == "synchronous"]
+    # On LIBERO every row also against waiting without a delay, its first row.
+    waits = [{**row, "method": "synchronous_0"} for row in groups["libero"] if row["method"] == "synchronous"][:1]
     pairs += [(row, first) for first in waits for row in groups["libero"] if row["at"]]
     family = one_family(
         {"on": first["on"], "measure": "success", "first": first["method"], "second": second["method"],
