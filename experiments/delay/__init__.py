@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.delay import corrected
-from experiments.delay.corrected import CORRECTED, GATES, LATE, PUSHED, SCALED, Corrected
+from experiments.delay.corrected import CORRECTED, GATES, PUSHED, SCALED, UNCORRECTED, Corrected
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
@@ -101,7 +101,7 @@ PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
     "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
     "libero": _LIBERO,
-    **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | LATE),
+    **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
 }
 # Control steps between two requests: the best of these was chosen on so many other episodes.
 PACED, TRIED, CHOSEN = ("append", "aligned", "rtc", "rtc_trained", "corrected_hidden"), (2, 4, 6, 8, 12), 30
@@ -109,9 +109,9 @@ PACED, TRIED, CHOSEN = ("append", "aligned", "rtc", "rtc_trained", "corrected_hi
 RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchronous", "aligned")]
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
-RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "late")]
+RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "uncorrected")]
 RIVALS += [("aligned_1", "aligned"), ("aligned_8", "aligned"), ("corrected_half", "aligned")]
-RIVALS += [("a2c2", "rtc"), ("corrected", "late"), ("staleness", "cadence"), ("staleness", "random")]
+RIVALS += [("a2c2", "rtc"), ("corrected", "uncorrected"), ("staleness", "cadence"), ("staleness", "random")]
 # By the method of other pictures in whose colour they are drawn.
 SHOWN = {
     "random": "append", "hybrid": "aligned", "plain_random": "rtc", "learned_action": "rtc_trained",
@@ -231,7 +231,7 @@ def report(results: Results) -> Report:
         cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f}"
         heads = "on | age | as it is | corrected | two answers to one observation"
         tables.append(Table("errors", about, heads, cells, results["errors"]))
-    tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | LATE | SCALED)]
+    tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | SCALED)]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
     return Report(

@@ -121,20 +121,21 @@ CORRECTED: dict[str, Corrected] = {
     "corrected_hidden_1": Corrected("second training", "corrector", True, 1, PARTED),
     "corrected_hidden_2": Corrected("third training", "corrector", True, 2, PARTED),
 }
-LATE = {
-    f"late{of}": replace(CORRECTED[f"corrected{of}"], about="control: the chunk as it is, else the draft", scale=0.0)
+UNCORRECTED = {
+    f"uncorrected{of}": replace(CORRECTED[f"corrected{of}"], about="control: chunks as they are, or draft", scale=0.0)
     for of in ("", "_hidden")
 }
 SCALED = {
     f"corrected_{of}": replace(CORRECTED["corrected"], about=f"control: a {of} of each correction", scale=scale)
     for of, scale in (("quarter", 0.25), ("half", 0.5))
 }
+_SHARES = SCALED | {"uncorrected": UNCORRECTED["uncorrected"]}
 PUSHED: dict[str, Corrected] = {
     **{
         name: replace(CORRECTED[name], world="pusht", delays=(0, 2, 4, 8))
         for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
     },
-    **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in (SCALED | {"late": LATE["late"]}).items()},
+    **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in _SHARES.items()},
 }  # fmt: skip
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 

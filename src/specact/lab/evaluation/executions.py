@@ -18,7 +18,6 @@ WAYS = {
     "roll_forward": "specact play --execution roll_forward",
     "rtc": "specact play --execution rtc",
     "rtc_trained": "specact play --execution rtc with a policy that is trained for delays",
-    "late": "specact run --execution late",
     "draft": "a draft on the device alone, without a server",
     "corrected": "specact run --execution corrected, with a corrector",
 }
