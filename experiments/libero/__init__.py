@@ -103,7 +103,7 @@ def plan(run: Run) -> Iterator[Cell]:
     for policy in (name for name in POLICIES if name in there):
         rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
         for name in (name for name in rows if checked or name != "checked"):
-            yield Cell(f"{policy}/{name}", partial(measure, policy, rows[name]))
+            yield Cell(f"{policy}/{name}", partial(measure, QUANTISED.get(name, policy), rows[name]))
         if policy in PAIRS:
             yield from (Cell(f"{policy}/{name}", partial(gated, policy, rate)) for name, rate in GATES.items())
         if "full_1" in rows:
@@ -117,7 +117,7 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     methods, env, episodes = row
     if policy == EXPERT:
         return {EXPERT: demonstrated(env, run.few(episodes), run.seed)}
-    bundle = alone(policy, folder / "pair", env) if ALONE in methods else QUANTISED.get(folder.name, policy)
+    bundle = alone(policy, folder / "pair", env) if ALONE in methods else policy
     return succeeded(Evaluation(bundle, env, methods, episodes), folder, run)
 
 
