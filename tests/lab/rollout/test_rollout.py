@@ -365,6 +365,8 @@ def test_gates_are_calibrated_in_other_states_than_those_of_the_benchmark(tiny_b
     Counted.begun.clear()
     evaluate(what, tmp_path / "run", quiet, Pool(1))
     assert Counted.begun["judged"] == 4 and Counted.begun["drawn"] >= 2 * what.calibration_episodes
+    with pytest.raises(ConfigError, match="no initial states of a benchmark"):
+        evaluate(replace(what, env="ball@benchmark"), tmp_path / "other", quiet, Pool(1))
 
 
 @pytest.mark.parametrize(("oracles_rejection", "expected"), [((0.0, 1.0), 0.8), ((0.495, 0.505), None)])

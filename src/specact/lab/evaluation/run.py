@@ -127,9 +127,9 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 def _evaluate(
     evaluation: Evaluation, pair: Pair[Any], out: Path, progress: Progress, pool: Pool, command: str
 ) -> dict[str, Any]:
+    judged, ran = evaluated(evaluation.env or env_of(pair.env)), evaluation.resolved
     # Gates are calibrated in states that the environment draws, not in those that they are judged in.
-    env = (evaluation.env or env_of(pair.env)).replace(BENCHMARK, "")
-    task, ran, judged = load_task(env), evaluation.resolved, evaluated(env)
+    env, task = judged.replace(BENCHMARK, ""), load_task(judged)
     for method in ran:
         uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)
     for method in ran:
