@@ -6,9 +6,6 @@ machine with nothing else to do.
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,13 +20,11 @@ from experiments.measure import outcomes, paired
 from experiments.metaworld import device
 from experiments.metaworld.tables import METHODS
 from experiments.metaworld.tables import report as report
-from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.statistics import contrast, seeds_interval
 from specact.load import make_pair
-from specact.observation import Field
 
 KEPT = ("methods", "contrasts", "episodes", "seed", "rate")
 # Episodes of each of the ten tasks: none of the demonstrations and calibrations begins like one of them.
@@ -41,7 +36,6 @@ TARGET = "target_on_device"
 MADE = {"tokens": "metaworld-tokens", "flow": "metaworld-flow"}
 POLICIES = ("tokens", "metaworld", "flow")
 SEEDS = ("metaworld", "metaworld-1", "metaworld-2")
-CURVE = ("metaworld-flow-96-3000", "metaworld-flow-96-6000", "metaworld-flow-96-9000", "metaworld-flow-96")
 REPLANNING = ("metaworld-tokens", "metaworld-flow-96", "metaworld-draft-96", "metaworld-draft")
 GATED = ("draft", "head_draft", "random", "adahi", "uncertainty", "random_learned", "learned", "hybrid")
 GATE_CONTRASTS = (
@@ -74,16 +68,12 @@ BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
 
 def plan(run: Run) -> Iterator[Cell]:
     """What needs the package alone first; then other bundles, and real time."""
-    yield Cell("rendering", rendering)
-    yield Cell("experts", experts)
     for name in POLICIES:
         yield Cell(f"policies/{name}", partial(policy, name))
     yield Cell("cameras", cameras)
     yield Cell("gates/metaworld", partial(gates, "metaworld"))
     for name in REPLANNING:
         yield Cell(f"replanning/{name}", partial(replanning, name))
-    for name in CURVE:
-        yield Cell(f"curve/{name}", partial(curve, name))
     yield Cell("seeds", seeds)
     yield from device.plan(partial(source, calibrated=True))
 
@@ -118,47 +108,6 @@ def evaluation(
     return evaluated(what, folder, run, KEPT)
 
 
-def rendering(folder: Path, run: Run) -> dict[str, Any]:
-    """Processor time of a control step with and without frames, drawn by software on one core.
-
-    Medians over interleaved steps, so that what else the machine does falls on all ways.
-    """
-    os.environ["LP_NUM_THREADS"] = "0"  # Mesa draws in the thread that asks
-    envs = {"metaworld": ("image.corner2", "image.gripper"), "kitchen": ("image.scene",)}
-    ways = [
-        (env, cameras, size)
-        for env, every in envs.items()
-        for cameras in ((), *((camera,) for camera in every), *((every,) if len(every) > 1 else ()))
-        for size in ((64, 96) if cameras else (0,))
-    ]
-    worlds, spent = [], np.empty((len(ways), run.few(60)))
-    for env, cameras, size in ways:
-        worlds.append(load_task(env).seeing({name: Field((size, size, 3), "uint8") for name in cameras}).make())
-        worlds[-1].reset(seed=2)
-    for step in range(spent.shape[1]):
-        for at, world in enumerate(worlds):
-            before = time.process_time()
-            world.step(np.zeros(world.action_space.shape or (), np.float32))
-            spent[at, step] = 1e3 * (time.process_time() - before)
-    for world in worlds:
-        world.close()
-    rows = [
-        {"env": env, "cameras": list(cameras), "pixels": size, "ms": ms}
-        for (env, cameras, size), ms in zip(ways, np.median(spent, axis=1).tolist(), strict=True)
-    ]
-    return {"rows": rows}
-
-
-def experts(folder: Path, run: Run) -> list[dict[str, Any]]:
-    """What ``specact data record`` counts in 50 episodes of each task, without noise and with."""
-    counts = []
-    for noise in (0.0, 0.4):
-        words = ("--env", "metaworld", "--pixels", 0, "--noise", noise, "--episodes", run.few(50), "--json")
-        said = json.loads(specact("data", "record", *words, "--out", folder / f"experts-{round(100 * noise)}"))
-        counts.append({"noise": noise, **{key: value for key, value in said.items() if key != "path"}})
-    return counts
-
-
 def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """A pair, and again with every camera blank."""
     pair, blank = source(name, run), "experiments.metaworld:BLANK"
@@ -189,19 +138,6 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
         for name, values in (success | contrasts).items()
     }
     return {"pairs": list(SEEDS), "episodes": len(success["draft"][0]), "rows": rows}
-
-
-def curve(name: str, folder: Path, run: Run) -> dict[str, Any]:
-    """A bundle that a training made on its way (``snapshots``), with half of its chunk executed."""
-    flow = load_flow(source(name, run))
-    recipe, (before, _, step) = flow.manifest.recipe, name.rpartition("-")
-    found = evaluation(alone(name, flow.spec.chunk // 2, run), (TARGET,), EACH, folder / "run", run)
-    method, steps = found["methods"][TARGET], int(step) if before == recipe["bundle"] else recipe["steps"]
-    return {
-        "bundle": name, "steps": steps, "samples": steps * recipe["batch"], "episodes": found["episodes"],
-        "success": method["success"], "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
-        "won": outcomes(folder / "run", TARGET).tolist(),
-    }  # fmt: skip
 
 
 def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:

@@ -16,12 +16,6 @@ from specact.lab.rollout.statistics import wilson
 
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")
-# Observations of draft and target, by bundle.
-SEES = {
-    "pusht": ("state", "state"),
-    "pusht-camera": ("frames, agent's position", "frames, agent's position"),
-    "pusht-camera-state": ("state", "frames, agent's position"),
-}
 RECORDED = f"rtt:{device.RECORDING}"
 # Of the page's table and picture: methods, and the link of those that use one.
 SHOWN = {
@@ -97,28 +91,11 @@ def report(results: Mapping[str, Any]) -> Report:
                for row in named(run["methods"])]),
         Table("seeds", "The pair of codes trained with three seeds; intervals over seeds and episodes.",
               "success | each seed | all", "{name} | {each} | {all:ci3}", named(seeds["rows"])),
-        Table("curve", "Success over the training time.", "bundle | steps | samples | success | more than before",
-              "{bundle} | {steps:,} | {samples:,} | {success:ci2} | {gained:+ci3}",
-              [{"gained": None, **row} for row in results["curve"].values()]),
         Table("replanning", "Success by the number of executed actions, which is chosen on episodes of its own.",
               "policy | executed | for the choice | judged", "{policy} | {number} | {tried:ci2} | {judged:ci2}",
               [{"policy": name, "number": number, "tried": tried,
                 "judged": row["judged"].get(number, {"success": None})["success"]}
                for name, row in results["replanning"].items() for number, tried in row["tried"].items()]),
-        Table("experts", "Demonstrations that were kept of those that were tried.", "noise | task | kept | tried",
-              "{noise:g} | {name} | {kept} | {tried}",
-              [{"noise": run["noise"], **row} for run in results["experts"] for row in named(run["tasks"])]),
-        Table("rendering", "Processor time of a control step, drawn in software.",
-              "environment | cameras | pixels | ms",
-              "{env} | {seen} | {pixels} | {ms:.1f}",
-              [{**row, "seen": ", ".join(row["cameras"])} for row in results["rendering"]["rows"]]),
-        Table(
-            "cameras", "PushT with its state and with a camera: largest coverage, success above .85 and above .95.",
-            "pair | method | draft sees | target sees | coverage | success | above .95",
-            "{pair} | {name} | {draft} | {target} | {score:ci3} | {success:ci2} | {above:ci2}",
-            [{"pair": name, "draft": SEES[name][0], "target": SEES[name][1], "above": row["success_at"]["0.95"],
-              **_kept(row)} for name, of in results["cameras"]["methods"].items() for row in named(of)],
-        ),
         contrast_table(asked, "contrasts", "gates, verification and executed actions"),
         contrast_table(timed, "real-time-contrasts", "methods in real time, both targets"),
         contrast_table(covered, "cameras-contrasts", "cameras on PushT"),

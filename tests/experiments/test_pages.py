@@ -22,7 +22,7 @@ SMALL = {
     "delay": "success/append/4",
     "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
     "libero": "libero-spatial-flow/full",
-    "metaworld": "experts", "outage": "races/0", "speed": "neighbours",
+    "metaworld": "cameras", "outage": "races/0", "speed": "neighbours",
     "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain", "value": "oracle/ball/0.1",
     "fleet": "ball/late random/16",
 }  # fmt: skip
