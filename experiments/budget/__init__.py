@@ -1,10 +1,9 @@
 """Device compute: drafts of several sizes, plain and distilled, under every gate, on four tasks.
 
-``published`` evaluates the pairs that come with the package at a rate of .4, without training. ``times`` and
-``targets`` measure on one core: run them alone on the machine, with OMP_NUM_THREADS=1. The rest trains a target and
-drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for every training seed, distils
-each draft, trains a learned gate's head for each pair, and evaluates every method at every rate on the same episodes.
-``--data`` is the folder of the demonstrations.
+``times`` and ``targets`` measure on one core: run them alone on the machine, with OMP_NUM_THREADS=1. The rest trains a
+target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for every training
+seed, distils each draft, trains a learned gate's head for each pair, and evaluates every method at every rate on the
+same episodes. ``--data`` is the folder of the demonstrations.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Draft:
-    """One draft of one training seed; seed 0 is the pair that comes with the package, of the recipe's size."""
+    """One draft of one training seed."""
 
     task: str
     seed: int
@@ -100,9 +99,7 @@ class Draft:
 
     @property
     def cell(self) -> str:
-        return (
-            f"published/{self.task}/{self.bundle}" if self.seed == 0 else f"{self.task}/seed-{self.seed}/{self.bundle}"
-        )
+        return f"{self.task}/seed-{self.seed}/{self.bundle}"
 
     def training(self, run: Run) -> Path:
         """The folder of its training run: one for all plain drafts of a seed, one per distilled draft."""
@@ -119,10 +116,7 @@ TRAINED = [
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """The published pairs, times, and every draft that is trained."""
-    published = [Draft(task, 0, 1, distilled) for task in ("ball", "peg", "pusht") for distilled in (False, True)]
-    for draft in published:
-        yield Cell(draft.cell, partial(finish, draft))
+    """Times, and every draft that is trained."""
     yield Cell("targets", targets)
     for task in DRAFTS:
         yield Cell(f"times/{task}", partial(times, task))
@@ -152,7 +146,7 @@ def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluati
         evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (draft.size == 1 and not draft.distilled)), 0.5),
     )
     lowest = gate_settings("adahi", bundle.pair()).lowest_rate
-    for rate in (0.4,) if draft.seed == 0 else RATES:
+    for rate in RATES:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
         yield f"rate-{rate:g}", evaluation(("random_learned", *own, "uncertainty", "learned"), rate)
@@ -174,8 +168,6 @@ def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Ite
 
 def get_bundle(draft: Draft, run: Run) -> CodeParts:
     """Loads the draft's bundle, or trains it."""
-    if draft.seed == 0:
-        return load_codes(draft.task + "-distilled" * draft.distilled)
     folder, settings = draft.training(run), DRAFTS[draft.task]
     path = folder / "bundles" / draft.bundle
     if (path / "manifest.json").exists():
@@ -292,6 +284,4 @@ def gathered(drafts: Iterable[Mapping[str, Any]], times: Mapping[str, Any]) -> d
 def report(results: Results) -> Report:
     """The study, and what ``specact advise`` knows of other policies."""
     cells = [cell for task in DRAFTS for of in results[task].values() for cell in of.values()]
-    published = [cell for of in results["published"].values() for cell in of.values()]
-    kept, of_package = gathered(cells, results["times"]), gathered(published, results["times"])
-    return tables.report(kept, of_package, results["targets"])
+    return tables.report(gathered(cells, results["times"]), results["targets"])

@@ -126,11 +126,10 @@ def way_rows(by_task: Mapping[str, Sequence[Way]]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
-    """The study, the pairs that come with the package, and which targets fit."""
+def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
+    """The study, and which targets fit."""
     tasks = tasks_of(kept)
     paired, every = ({task: study_ways(kept, task, paired=of) for task in tasks} for of in (True, False))
-    shipped = {task: study_ways(published, task) for task in tasks_of(published)}
     tests, advised = gate_tests(every), [row for task, ways in paired.items() for row in advice(task, ways)]
     found = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
     sizes = [
@@ -167,8 +166,6 @@ def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
         "pusht_x1": ("pusht", "draft x1", "draft", 0.0),
     }  # fmt: skip
     facts |= {name: {**rows[key], "share": shares.get(key[:2])} for name, key in named_ways.items() if key in rows}
-    about = "{task} | {draft} | {method} | {asked:g} | {rate:.3f} | {cost:.2f} | {success:ci2} | {episodes}"
-    heads = "task | draft | method | rate | sent | cost | success | episodes"
     steps, columns = "task | from | what | success", "{task} | {budget:g} | {what} | {success:ci2}"
     tables = [
         Table("sizes", "Drafts by size, plain and distilled: contrasts of a gate with random, and how many show it "
@@ -181,16 +178,14 @@ def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
               "pair | target, ms | draft, ms | a chunk lasts, ms | does not fit below, of this core",
               "`{name}` | {target_ms:.2f} | {draft_ms:.2f} | {chunk_ms:g} | {below:.2%}", fits),
         Table("ways", "Every way of the study: the cost is device time as a share of the target's; intervals over "
-              "training seeds and episodes.", heads, about, list(way_rows(every))),
+              "training seeds and episodes.", "task | draft | method | rate | sent | cost | success | episodes",
+              "{task} | {draft} | {method} | {asked:g} | {rate:.3f} | {cost:.2f} | {success:ci2} | {episodes}",
+              list(way_rows(every))),
         Table("limits", "The same advice within a limit on the rate.", f"at most | {steps}",
               f"{{most_asked:g}} | {columns}", [row for row in advised if row["most_asked"] < 1.0]),
         Table("costs", "Parameters, and milliseconds of draft and target; those of the parts are in the CSV.",
               "task | draft | parameters | of the target's | draft, ms | target, ms",
               "{task} | {draft} | {parameters:,} | {share:.2%} | {ms[draft]:.3f} | {ms[target]:.3f}", costs),
-        Table("published", "Every way of the pairs that come with the package, one training seed.", heads, about,
-              list(way_rows(shipped))),
-        Table("published_advice", "The same advice for the pairs that come with the package.", steps, columns,
-              [row for task, ways in shipped.items() for row in advice(task, ways) if row["most_asked"] == 1.0]),
         contrast_table(tests, family="the study"),
     ]  # fmt: skip
     picture = Picture("budget.svg", lambda: draw(every, kept["parameters"]))
