@@ -2,7 +2,7 @@
 
 ``readings`` chose the bundles' recommended readings, so it has another seed than the rest (``--seed 0``).
 ``regression`` is the learned gate with a head that was trained to predict the rejection probability itself. ``chunks``
-is the learned gate of a chunk pair, a small VQ draft before PushT's flow; ``--data`` has the demonstrations of PushT.
+is the learned gate of a chunk pair, a small VQ draft before PushT's flow.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from experiments.gates import tables
-from experiments.grid import ROOT, Cell, Run, evaluated
+from experiments.grid import Cell, Run, evaluated
 from specact.bundle.bundle import HEAD
-from specact.cli.calibrate import Demonstrations
 from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
 from specact.gates.codes import Kind
-from specact.gates.settings import gate_settings
-from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
@@ -134,11 +131,7 @@ def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run:
 
 
 def chunks(folder: Path, run: Run) -> Any:
-    """The learned gate of a chunk pair beside random at its rate, and what its scores predict on demonstrations.
-
-    The rank correlation of the scores of this gate and of the deviation is with the distance of the target's actions
-    from the drafted ones.
-    """
+    """The learned gate of a chunk pair beside random at its rate."""
     path = folder / "pair"
     if not path.exists():
         make_pair(path, "pusht#draft", "pusht-flow", PairSettings(execute=4, env="pusht"))
@@ -147,20 +140,11 @@ def chunks(folder: Path, run: Run) -> Any:
         recipe = replace(DISTANCE, steps=20) if run.quick else DISTANCE
         train_head(pair, recipe, collector(60 if run.quick else 3000, run.pool, run.update), path / "gate", run.update)
         shutil.rmtree(path / "gate")
-    recipe_file = ROOT / "recipes" / "flow-pusht.toml"
-    _, held_out = Demonstrations(run.needed("the demonstrations of PushT"), recipe_file).split(pair)
-    along = {
-        gate: calibrate_offline(
-            pair, gate_settings(gate, pair), RATE, held_out, run.pool, run.update, seed=run.seed
-        ).model
-        for gate in ("learned", "adahi")
-    }
     methods = ("draft", "hybrid", "random_learned", "learned")
     what = Evaluation(str(path), None, methods, 100, run.seed, RATE, calibration_episodes=10)
     summary = evaluated(what, folder / "eval", run, None)
     keys = ("success", "score", "sent", "action_change_loss", "cost")
     return {
-        "along demonstrations": along, "demonstrations": len(held_out),
         **{name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")},
         "methods": {name: {key: row[key] for key in keys} for name, row in summary["methods"].items()},
     }  # fmt: skip

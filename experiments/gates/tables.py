@@ -92,8 +92,6 @@ def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
               "method | success | score | asks | action change",
               "{name} | {success:ci2} | {score:ci3} | {sent:.2f} | {action_change_loss:.3f}",
               named(results["chunks"]["methods"])),
-        Table("chunk_ranks", "Rank correlation of scores with the distance of the target's actions, on demonstrations.",
-              "gate | Spearman", "{name} | {spearman:.2f}", named(results["chunks"]["along demonstrations"])),
     ]  # fmt: skip
 
 
