@@ -15,7 +15,7 @@ from experiments.flash import METHODS as FLOW
 from experiments.grid import Cell, Results, Run, evaluated
 from experiments.measure import interleaved, largest_p, outcomes, paired, ratio_interval, relative_costs
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
-from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
+from experiments.tokens.gain import measure_gain
 from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
@@ -161,15 +161,14 @@ def arrays(of: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
 
 
 def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
-    """Decodings and drafters on the target's own rollouts."""
+    """Decodings on the target's own rollouts."""
     pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
     names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
         "tokens": pair.parts.policy.spec.chunk * pair.parts.policy.spec.actions,
         "strict": list(pair.parts.drafters.settings.strict) if pair.parts.drafters else [],
-        "decodings": measure_gain(pair, names, episodes, run.seed), "tolerances": list(TOLERANCES),
-        "drafters": measure_drafters(pair, episodes, run.seed),
+        "decodings": measure_gain(pair, names, episodes, run.seed),
     }  # fmt: skip
 
 
@@ -308,15 +307,6 @@ def report(results: Results) -> Report:
             "| {executed:.2f} | {ms:.1f} | {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}", list(_gain(gains)),
         ),
         Table(
-            "drafters", "Passes for a chunk with every drafter by itself at every tolerance, and its accepted tokens.",
-            "policy | drafter | bins | passes | accepted | without gripper",
-            "{policy} | {name} | {bins} | {passes:.2f} [{passes_low:.2f}, {passes_high:.2f}] | {accepted:.1f} "
-            "| {accepted_free:.1f}",
-            [{"policy": policy, "name": name, "bins": bins, **{key: of[at] for key, of in columns.items()}}
-             for policy, found in results.items() for name, columns in found["gain"]["drafters"].items()
-             for at, bins in enumerate(found["gain"]["tolerances"])],
-        ),
-        Table(
             "kerv", "KERV's settings, n in inferences, AC and PL in actions; mean position of the first rejected "
             "token, of an inference and of its first action, their number if none is, in 50 episodes of each policy.",
             "policy | tokens | of an action | K_S | phi | n | r_min | r_max | AC | PL | Spec-VLA: first error | KERV "
@@ -335,9 +325,6 @@ def report(results: Results) -> Report:
             "| {tail_error}",
             list(_closed_loop(summaries)),
         ),
-        Table("other-policies", "Policies beside decodings: success in 200 episodes, time of greedy decoding's.",
-              "policy | method | success | time", "{policy} | {name} | {success:ci2} | {time:ci3}",
-              [{"policy": name, **row} for name, found in others.items() for row in named(found)]),
         Table("gated", "Gates asked for a rate of 0.4 before Spec-VLA's decoding, in 200 paired episodes of metaworld.",
               "method | success | sent | passes", "`{name}` | {success:ci2} | {sent:.2f} | {passes:.2f}",
               methods_of(gated)),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
-from experiments.measure import ratio_interval, target_path
-from experiments.tokens.methods import DEFINED, FILTER, METHODS, PERFECT, RANDOM
+from experiments.measure import target_path
+from experiments.tokens.methods import METHODS
 from specact.families.tokens.pair import Decoding, TokenDrafter
 from specact.families.tokens.speculative import DRAFT, DROPPED, TAIL, Decoded, relaxed
 from specact.lab.rollout.rollout import EpisodeRange
@@ -22,19 +21,6 @@ from specact.rng import Role, StepAddress, stream
 
 # Greedy decoding draws nothing.
 _ADDRESS = StepAddress(0, 0, 0, 0)
-# Bins.
-TOLERANCES = (0, 5, 9, 15, 20)
-# Drafters by themselves; each is measured at every tolerance.
-_DRAFTERS = {
-    "the head": Decoding("", then="head"),
-    "the memory": replace(DEFINED["retrieval"], gate="always"),
-    "the last action": Decoding("", "last"),
-    "the filter": FILTER,
-    "the bigram table": Decoding("", then="bigram"),
-    "the draft policy": Decoding("", "draft"),
-    "random tokens": RANDOM,
-    "the target's own tokens": PERFECT,
-}
 _COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated", "executed")
 # The columns of an inference, and the seconds of the proposal and of the whole.
 Row = tuple[float, ...]
@@ -58,39 +44,13 @@ def measure_gain(pair: Pair[Any], names: Sequence[str], episodes: int, seed: int
         every = np.concatenate(found)
         summary = dict(zip(_COLUMNS, every.mean(axis=0).tolist(), strict=False))
         summary |= {"ms": 1e3 * float(np.median(every[:, -1])), "inferences": len(every)}
-        if "ar" in totals:
-            proposal, whole = (totals[name] / totals["ar"][:, 1:]).T
-            ratio = mean_interval(whole)
-            summary |= {
-                "relative": ratio.mean, "relative_low": ratio.low, "relative_high": ratio.high,
-                "proposal": float(proposal.mean()),
-            }  # fmt: skip
-        summaries[name] = summary
+        proposal, whole = (totals[name] / totals["ar"][:, 1:]).T
+        ratio = mean_interval(whole)
+        summaries[name] = summary | {
+            "relative": ratio.mean, "relative_low": ratio.low, "relative_high": ratio.high,
+            "proposal": float(proposal.mean()),
+        }  # fmt: skip
     return summaries
-
-
-def measure_drafters(pair: Pair[Any], episodes: int, seed: int) -> dict[str, dict[str, list[float]]]:
-    """Every drafter by itself at every tolerance, on the target's own rollouts.
-
-    Of each a list over :data:`TOLERANCES` of means over all inferences: ``passes`` of the target's decoder for a chunk,
-    with the interval over episodes; ``accepted`` tokens of a chunk, and ``accepted_free`` without a gripper's.
-    """
-    grid = {
-        (name, bins): replace(decoding, bins=bins)
-        for name, decoding in _DRAFTERS.items()
-        if decoding.proposes != "draft" or pair.parts.draft is not None
-        for bins in TOLERANCES
-    }
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for (name, _), rows in decode_path(pair, grid, episodes, seed).items():
-        counts, sums = np.array([len(one) for one in rows]), np.array([np.sum(one, axis=0) for one in rows])
-        means = sums.sum(axis=0) / counts.sum()
-        passes = ratio_interval(sums[:, 0], counts)
-        values = {"passes": passes.mean, "passes_low": passes.low, "passes_high": passes.high}
-        values |= {column: float(means[_COLUMNS.index(column)]) for column in ("accepted", "accepted_free")}
-        for column, value in values.items():
-            found[name][column].append(value)
-    return {name: dict(columns) for name, columns in found.items()}
 
 
 def decode_path(

@@ -48,9 +48,6 @@ def varied(name: str, about: str, **changes: object) -> Decoding:
     return replace(DECODINGS[name], about=about, **changes)  # type: ignore[arg-type]
 
 
-RANDOM = Other("random tokens draft, within 9 bins", "random", bins=9)
-PERFECT = Other("the target's own tokens draft: what is left beside the proposal is the best case", "perfect")
-FILTER = Other("a Kalman filter drafts, within 9 bins", "filter", bins=9)
 LAST = Decoding("", "last", then="head", bins=9)
 DEFINED: dict[str, Decoding] = {
     **DECODINGS,
@@ -59,9 +56,9 @@ DEFINED: dict[str, Decoding] = {
     **{f"specvla_{bins}": varied("specvla", f"Spec-VLA within {bins} bins", bins=bins) for bins in (5, 15, 20)},
     "specvla_uniform": varied("specvla", "Spec-VLA within 9 bins, the gripper too", uniform=True),
     "bigram": Decoding("a bigram table drafts, within 9 bins", then="bigram", bins=9),
-    "filter": FILTER,
-    "random_tokens": RANDOM,
-    "perfect": PERFECT,
+    "filter": Other("a Kalman filter drafts, within 9 bins", "filter", bins=9),
+    "random_tokens": Other("random tokens draft, within 9 bins", "random", bins=9),
+    "perfect": Other("the target's own tokens draft: what is left beside the proposal is the best case", "perfect"),
     "kerv_printed": varied("kerv", "KERV with the tolerance's rule as printed", adapts="printed"),
     "kerv_fixed": varied("kerv", "KERV within 9 bins always", adapts=None, bins=9),
     "kerv_walk": varied("kerv", "KERV with a random walk's tail", tail="walk"),
