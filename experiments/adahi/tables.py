@@ -12,7 +12,6 @@ from experiments.adahi.thresholds import EPISODES, RATE, spread
 from experiments.grid import Experiment
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, span
 from specact.lab.report.figures import style_of
-from specact.lab.report.tables import networks_of
 
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
@@ -100,7 +99,7 @@ def method_rows(study: Study) -> Iterator[dict[str, Any]]:
 def tables_of(study: Study) -> list[Table]:
     """What is shown, and every number."""
     own = {pair: study[pair, "table"] for pair in PAIRS if (pair, "table") in study}
-    paper, errors, pairs, costs, skips = [], [], [], [], []
+    paper, errors, pairs, skips = [], [], [], []
     for pair, summary in own.items():
         methods, measure = summary["methods"], measures_of(summary)[-1]
         if pair in PAPER:
@@ -119,21 +118,12 @@ def tables_of(study: Study) -> list[Table]:
         )  # fmt: skip
         alone = longest["methods"].get("draft", {}).get(measure)
         pairs.append({"name": pair, "measure": measure, "episodes": summary["episodes"], **shown, "distilled": alone})
-        networks = networks_of(methods.values())
-        parts = {key: networks.get(key, "-") for key in ("draft", "head", "target")}
-        ms = {key: row["latency"]["per_action_ms"] for key, row in methods.items()}
-        costs.append({"pair": pair, **{f"network_{key}": text for key, text in parts.items()}, **ms})
-    fits = [
-        {"on": on_of(bundle, run, summary), "gate": gate, **row}
-        for (bundle, run), summary in study.items() for gate, row in summary["calibration"].items()
-    ]  # fmt: skip
     sockets = [
         {"pair": bundle, "episodes": summary["episodes"], "asked": summary["methods"]["adahi"]["sent"],
          **{key: row["latency"]["per_action_ms"] for key, row in summary["methods"].items()}}
         for (bundle, run), summary in study.items() if summary["realtime"]
     ]  # fmt: skip
     hundredth = " | ".join(f"{{{key}:.3f}}" for key in SHOWN)
-    tenth = "{adahi:.2f} | {random:.2f} | {hybrid:.2f} | {target:.2f} | {target_on_device:.2f} | {learned:.2f}"
     return [
         Table(
             "pairs", "Success (ball, swarm) or score (subtasks of kitchen, coverage of PushT, steps at the target of "
@@ -150,14 +140,8 @@ def tables_of(study: Study) -> list[Table]:
               "pair | ADAHI | random", "{name} | {adahi:.3f} | {random:.3f}", skips),
         Table("sockets", "Milliseconds per action over real sockets on one machine, link `wifi-paper`; one run.",
               "pair | episodes | ADAHI | random | hybrid | target | target on device | learned",
-              f"{{pair}} | {{episodes}} | {tenth}", sockets),
-        Table("costs", "Parameters and inference times of the networks, and mean virtual milliseconds per action.",
-              "pair | draft | head | target | ADAHI | random | hybrid | target alone | target on device | learned",
-              f"{{pair}} | {{network_draft}} | {{network_head}} | {{network_target}} | {tenth}", costs),
-        Table("calibrations", "Held-out rates of calibrated gates, and how their score predicts rejections.",
-              "condition | gate | rate | AUROC | Spearman | R2, linear | R2, logarithmic",
-              "{on} | {gate} | {held_out_rate:.3f} | {auroc:.2f} | {spearman:+.2f} | {linear[r2]:.2f} "
-              "| {logarithmic[r2]:.2f}", fits),
+              "{pair} | {episodes} | {adahi:.2f} | {random:.2f} | {hybrid:.2f} | {target:.2f} | {target_on_device:.2f} "
+              "| {learned:.2f}", sockets),
         Table("methods", "Every method of every run, the gates and the drafts trained otherwise too.",
               rows=[{"gate_efficiency": None, "choice_efficiency": None, **row} for row in method_rows(study)]),
     ]  # fmt: skip
