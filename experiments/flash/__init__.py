@@ -227,30 +227,17 @@ def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str
 
 
 def acceptance(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
-    """The mean accepted share of the executed actions of the block's drafts: ``seen``, and with cameras ``blank``.
+    """FLASH's mean accepted share of the executed actions of its drafts: ``seen``, and with cameras ``blank``."""
+    target, request = pair.target(), RoundRequest(False, check=Check(guarded=False))
 
-    Where the draft alone sees blank images, ``blind``, a check that uses the images would accept fewer of its actions.
-    """
-    drafter, target, shares = pair.composed(rounds=METHODS["block"].composition).drafter(), pair.target(), {}
+    def mean(seen: list[Window]) -> float:
+        answers = [target.answer(window, StepAddress(seed, 0, 1, number)) for number, window in enumerate(seen)]
+        return float(np.mean([answer.round(request).accepted for answer in answers])) / pair.execute
 
-    def mean(request: RoundRequest, seen: list[Window], drafts: list[Any]) -> float:
-        lengths = [
-            target.answer(window, StepAddress(seed, 0, 1, number)).round(replace(request, drafted=draft)).accepted
-            for number, (window, draft) in enumerate(zip(seen, drafts, strict=True))
-        ]
-        return float(np.mean(lengths)) / pair.execute
-
-    blanked, none = [blank(window, pair) for window in windows], [None] * len(windows)
-    for name in ("flash", "flash_fitted"):
-        rounds: Any = METHODS[name].composition
-        within = pair.parts.settings.within if rounds.within is None else rounds.within
-        request = RoundRequest(False, check=Check(rounds.levels or pair.parts.settings.levels, within, guarded=False))
-        shares[name] = {"seen": mean(request, windows, none)}
-        if pair.parts.policy.spec.observation.images:
-            drafts = [drafter.propose(window, stream(seed, Role.DRAFT)).actions for window in blanked]
-            shares[name]["blank"] = mean(request, blanked, none)
-            shares[name]["blind"] = mean(request, windows, [pair.units.to_environment(draft) for draft in drafts])
-    return shares
+    shares = {"seen": mean(windows)}
+    if pair.parts.policy.spec.observation.images:
+        shares["blank"] = mean([blank(window, pair) for window in windows])
+    return {"flash": shares}
 
 
 def blank(window: Window, pair: Pair[Any]) -> Window:
@@ -320,21 +307,6 @@ def report(results: Results) -> Report:
             "{policy} | {name} | {slope:.2f} | {correlation:.2f} | {auroc:.2f} | {accepted_own:.2f} "
             "| {accepted_block:.2f} | {accepted_wrong:.2f}",
             [{"policy": name, **row} for name, of in rounds.items() for row in named(of["check"]["levels"])],
-        ),
-        Table(
-            "fitted", "The fitted check; distances to the target's noiseless chunk, on held-out observations.",
-            "policy | observations | noise | within | its own samples | the block's drafts | chunks for another scene",
-            "{policy} | {windows} | {levels[0]:g} | {within:.2f} | {own:.2f} | {block:.2f} | {wrong:.2f}",
-            [{"policy": name, "windows": of["check"]["windows"], "levels": of["levels"], "within": of["within"],
-              **of["check"]["error"]} for name, of in rounds.items()],
-        ),
-        Table(
-            "acceptance", "Accepted share of the executed actions of the block's drafts on the target's own path: as "
-            "seen, with blank cameras, and where the draft alone sees blank cameras.",
-            "policy | check | seen | blank | draft blank",
-            "{policy} | `{name}` | {seen:.2f} | {blank:.2f} | {blind:.2f}",
-            [{"policy": name, "blank": None, "blind": None, "inferences": of["inferences"], **row}
-             for name, of in rounds.items() for row in named(of["acceptance"])],
         ),
         contrast_table(contrasts, family="success on both policies, and of three training seeds on PushT"),
     ]  # fmt: skip
