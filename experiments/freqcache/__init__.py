@@ -17,7 +17,7 @@ from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FULL
 from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
-from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
+from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, one_family, under
 from specact.families.chunks.flow import FlowNetworks
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import composed
@@ -369,13 +369,6 @@ def report(results: Results) -> Report:
             "{pace} | `{name}` | {reused:.2f} | {cosine:.3f} | {distance:.3f} | {prefix_ms:.2f} | {ms:.2f} | {0:ci2}",
             variants,
         ),
-        Table("parts", "Time of the parts of an inference.", "pace | part | ms | of an inference in 10 steps",
-              "{pace} | {name} | {ms:.2f} | {0:ci2}",
-              [{"pace": pace, **row} for pace, of in paces.items() for row in named(of["costs"])]),
-        Table("motion", "Share of inferences with a confident motion, and with one of half a patch or more.",
-              "pace | camera | confident | moved", "{pace} | {name} | {confident:.0%} | {moved:.0%}",
-              [{"pace": pace, "inferences": of["inferences"], **row}
-               for pace, of in paces.items() for row in named(of["cameras"])]),
         Table("pans", "Pans of smooth synthetic scenes: share found exactly, with confidence, and wrong by more than 2 "
               "pixels with confidence; frames of two scenes with confidence; the largest confidence of a wrong pan.",
               "window | sigma, pixels | exact | confident | wrong | unrelated | largest",
