@@ -1,6 +1,6 @@
 """Speed: server and client beside openpi's, neighbours, capacity, latency over a link (docs/results/speed.md).
 
-Benchmarks measure it; latency is of an earlier version's command, scale of benchmarks/scale.py.
+Benchmarks measure it; latency is of an earlier version's command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CELLS = (*(f"openpi/{policy}" for policy in POLICIES), "device", "neighbours", "
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """What benchmarks measure, in under half an hour, with a checkout of openpi as data; scale is run by itself."""
+    """What benchmarks measure, in under half an hour, with a checkout of openpi as data."""
     for name in CELLS:
         yield Cell(name, partial(benchmark, name))
 
@@ -79,12 +79,6 @@ def report(results: Results) -> Report:
             f"policy, robots | {three} | specact / openpi | of the bound",
             "{on} | " + " | ".join(f"{{{side}[steps_per_s][mean]:.0f}}" for side in SIDES)
             + " | {ratio:ci2} | {reached[mean]:.0%}", sides,
-        ),
-        Table(
-            "costs", "The server's processor time per step, with handshakes [ms]; p99 of the robots [ms]; how busy "
-            "what asks was.", f"policy, robots | {three} | network alone | what asks",
-            "{on} | " + " | ".join(f"{{{side}[server_ms][mean]:.2f}}; {{{side}[p99_ms][mean]:.1f}}" for side in SIDES)
-            + " | {network_ms[mean]:.3f} | {specact[generator][mean]:.0%}", sides,
         ),
         Table(
             "held", f"Robots at 20 Hz of which, in each of {rounds} rounds, 99 % of the steps were answered in 50 ms.",
@@ -140,13 +134,6 @@ def report(results: Results) -> Report:
             "latency", "Mean time of an inference over the paper's Wi-Fi [ms], with a target of 38 ms.",
             "way | sent | draft of 0.5 ms | against hybrid, JSON | draft of 6.6 ms | against hybrid, JSON",
             "{way} | {sent:.2f} | {fast:ci1} | {fast_saved:+.0%} | {slow:ci1} | {slow_saved:+.0%}", ways,
-        ),
-        Table(
-            "scale", f"Several servers in virtual batches; load {results['scale']['servers']['load']:.0f}.",
-            "way | offered | robots | answered [1/s] | p50 [ms] | p99 [ms] | processor [ms]",
-            "{way} | {offered_hz} | {robots} | {steps_per_s:.0f} | {p50_ms:.0f} | {p99_ms:.0f} | {processor_ms:.2f}",
-            [{"way": way, **row} for kind in ("crowd", "paced")
-             for way, rows in results["scale"]["servers"][kind].items() for row in rows],
         ),
     ]  # fmt: skip
     facts: dict[str, Any] = {row["on"]: row for row in sides} | {f"{row['policy']} held": row for row in held}
