@@ -17,7 +17,7 @@ from experiments.grid import Cell, Run, specact
 from experiments.measure import interleaved, relative_costs
 from experiments.tised.findings import compare_methods, find_all
 from experiments.tised.tables import report as report
-from specact.lab.tised.analysis import contrasts_of, neighbours_of, read_calibrations, read_sweeps, sort_curves
+from specact.lab.tised.analysis import contrasts_of, neighbours_of, read_sweeps, sort_curves
 from specact.lab.tised.levers import settings_of, subject_of
 from specact.lab.train.variants import BundleVariants
 from specact.rng import Role, stream
@@ -92,11 +92,10 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     command = ["tised", "sweep", *words, "--episodes", str(episodes), "--seed", str(run.seed)]
     out = (folder / "sweep").resolve()
     specact(*command, "--out", out, folder=run.data if recorded else None)
-    table, baselines, manifests = read_sweeps([out])
+    table, baselines, _ = read_sweeps([out])
     return {
-        "command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"],
+        "command": " ".join(["specact", *command]),
         **{part: list(map(plain, rows)) for part, rows in analyse(table, baselines).items()},
-        "calibrations": read_calibrations([out]),
     }  # fmt: skip
 
 

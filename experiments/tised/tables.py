@@ -124,14 +124,6 @@ def report(results: Mapping[str, Any]) -> Report:
         *(Table(name, f"All settings: {found['command']}", _HEADS, _CELLS, [cell_row(cell) for cell in found["cells"]])
           for name, found in sweeps.items()),
         Table(
-            "gates", "Gates, calibrated where they run, on held-out episodes.",
-            "sweep | gate of | wanted | threshold | held out | sent | episodes | inferences",
-            "{sweep} | `{lever}`, {pace:g}, {idle}, {link} | {rate} | {gate[threshold]:.4g} | {held_out_rate:.2f} "
-            "| {held_out_sent:.2f} | {episodes} | {inferences}",
-            [{"sweep": name, **row, "link": title(row["link"])}
-             for name, found in sweeps.items() for row in found["calibrations"]],
-        ),
-        Table(
             "places", "Every place where a finding was looked for, decided within its sweep.",
             "sweep | finding | place | seen", "{sweep} | {number} | {about} | {seen}", seen,
         ),
