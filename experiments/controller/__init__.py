@@ -314,7 +314,5 @@ def report(results: Results) -> Report:
               "{env} | {drift} | {held} | {robot} | {rates[0]:.3f}, {rates[1]:.3f} "
               "| {mean_ms[0]:.2f}, {mean_ms[1]:.2f} "
               "| {reached_after} | {farthest:.3f} | {alarm_after}", lives),
-        Table("decision", "Microseconds of a decision, without the score of the inner gate.", "gate | us",
-              "{name} | {us:.1f}", [{"name": name, "us": us} for name, us in took.items()]),
     ]  # fmt: skip
     return Report(tables, facts)
