@@ -35,16 +35,12 @@ def rates_of(study: Study) -> Iterator[tuple[str, Metrics, Metrics]]:
 
 def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
     """What is shown, and every number of the runs that only this report has."""
-    rates, efficiency = [], []
-    for on, _, summary in rates_of(study):
-        methods = summary["methods"]
-        rates.append({"on": on, "episodes": summary["episodes"], **{
-            name: methods.get(name, {}).get("success") for name in (*SHOWN, "oracle")
-        }})  # fmt: skip
-        efficiency.append({"on": on, **{
-            f"{name}.{kind}": methods.get(name, {}).get(kind)
-            for name in ("adahi", *GATES) for kind in ("gate_efficiency", "choice_efficiency", "sent")
-        }})  # fmt: skip
+    rates = [
+        {"on": on, "episodes": summary["episodes"], **{
+            name: summary["methods"].get(name, {}).get("success") for name in (*SHOWN, "oracle")
+        }}
+        for on, _, summary in rates_of(study)
+    ]  # fmt: skip
     distilled = [
         {"pair": bundle.partition("-")[0], "episodes": summary["episodes"], **{
             name: summary["methods"].get(name, {}).get("success")
@@ -75,10 +71,6 @@ def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
               "pair | draft | head as draft | random | learned | learned_action | hybrid",
               "{pair} | {draft:ci2} | {head_draft:ci2} | {random_learned:ci2} | {learned:ci2} | {learned_action:ci2} "
               "| {hybrid:ci2}", distilled),
-        Table("efficiency", "Share of the oracle's gain over random in avoided wrong codes.",
-              "pair | ADAHI | uncertainty | learned | learned_action",
-              "{on} | {0[adahi.gate_efficiency]:.2f} | {0[uncertainty.gate_efficiency]:.2f} "
-              "| {0[learned.gate_efficiency]:.2f} | {0[learned_action.gate_efficiency]:.2f}", efficiency),
         Table("variants", "Every gate on ball and swarm at 0.4, no limit on skips, random without a forced first step.",
               "pair | gate | asks | efficiency | true skip | action change | success",
               "{pair} | {name} | {sent:.3f} | {gate_efficiency:.2f} | {true_skip_ratio:.3f} "
@@ -134,8 +126,8 @@ def report(results: Mapping[str, Any]) -> Report:
     rates = [f", rate {rate}" for rate in RATES]
     efficiency = {
         gate: span(
-            row[f"{gate}.gate_efficiency"] for row in tables["efficiency"].rows
-            if row[f"{gate}.gate_efficiency"] is not None and "no limit" not in row["on"]
+            summary["methods"][gate]["gate_efficiency"] for on, _, summary in rates_of(study)
+            if gate in summary["methods"] and "no limit" not in on
         )
         for gate in ("adahi", "learned")
     }  # fmt: skip
