@@ -270,7 +270,6 @@ def report(results: Results) -> Report:
     main = [
         {"name": name} | {policy.removesuffix("-flow"): found[policy, name] for policy in POLICIES} for name in MAIN
     ]
-    seeds = {"0": results["pusht-flow"]["summary"], **results["seeds"]}
     contrasts = one_family([
         *(row for name, run in runs.items() for row in under(name, run["summary"]["contrasts"])),
         *(row for name, run in results["shuffled"].items() for row in under(name, run["contrasts"])
@@ -289,10 +288,6 @@ def report(results: Results) -> Report:
         glossary(METHODS, "rounds"),
         Table("closed-loop", "Every method in 200 paired episodes of each policy.", _HEADS, _CELLS, methods),
         Table("shuffled", "The run with verdicts of other rounds, 200 paired episodes.", _HEADS, _CELLS, shuffled),
-        Table("seeds", "PushT's flow and block trained with three seeds, the same 200 episodes.",
-              "method | seed 0 | seed 1 | seed 2", "`{name}` | {seed_0:ci2} | {seed_1:ci2} | {seed_2:ci2}",
-              [{"name": name, **{f"seed_{seed}": run["methods"][name]["success"] for seed, run in seeds.items()}}
-               for name in OF_SEEDS]),
         Table(
             "costs", "Time of each kind of round on the same observations, in random order.",
             "policy | round | ms (median) | of a full one", "{policy} | {label} | {ms:.2f} | {0:ci2}",
