@@ -155,11 +155,7 @@ def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
     return {
         "policy": name, "tried": {str(number): success for number, success in chosen.items()}, "best": best,
         "judged": {
-            str(number): {
-                "success": method["success"], "ms": method["latency"]["per_action_ms"],
-                "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
-            }
-            for number, method in judged.items()
+            str(number): {"success": method["success"]} for number, method in judged.items()
         },
         "gained": asdict(contrast(won[best], won[EXECUTED[0]])),
     }  # fmt: skip
