@@ -48,7 +48,6 @@ class Size:
     Attributes:
         table: at a rate of .6; real: over real sockets; calibration: of a round, where a threshold has to be found.
         rates, at_rate: the other rates with a table of their own, and their episodes; curve, on_curve: those between.
-        rejection: of ADAHI for rejection over deviation, where the table has too few.
         undertrained, distilled: with these drafts, the latter at the first of the other rates.
         left_out: methods that are left out because they take too long.
         lowest: rate that the limit on ADAHI's skips forces, as the pair recommends it.
@@ -59,7 +58,6 @@ class Size:
     at_rate: int
     curve: tuple[float, ...]
     on_curve: int
-    rejection: int
     real: int
     undertrained: int
     distilled: int = 0
@@ -68,20 +66,18 @@ class Size:
     lowest: float = 0.2
 
 
-_CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, rejection=1500, real=15, undertrained=300, distilled=300)
-_OTHERS = Size(100, (0.4,), 100, (), 0, rejection=200, real=4, undertrained=50, distilled=60, calibration=20)
+_CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, real=15, undertrained=300, distilled=300)
+_OTHERS = Size(100, (0.4,), 100, (), 0, real=4, undertrained=50, distilled=60, calibration=20)
 SIZES = {
     "ball": replace(_CHEAP, lowest=0.0),
     "swarm": replace(_CHEAP, table=300, curve=(), on_curve=0),
     # An episode has 450 inferences, so a few are enough for a threshold, and takes two seconds each: parts that other
-    # pairs show as well are left out, and the table's episodes are enough for rejection over deviation.
+    # pairs show as well are left out.
     "kitchen": Size(
-        30, (0.4,), 20, (), 0, rejection=0, real=0, undertrained=0,
+        30, (0.4,), 20, (), 0, real=0, undertrained=0,
         left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
     ),
-    "pusht": Size(
-        200, (0.4, 0.2), 150, (), 0, rejection=500, real=5, undertrained=60, distilled=100, calibration=20
-    ),
+    "pusht": Size(200, (0.4, 0.2), 150, (), 0, real=5, undertrained=60, distilled=100, calibration=20),
     "relocate": _OTHERS, "peg": _OTHERS,
 }  # fmt: skip
 
@@ -127,8 +123,6 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
         yield cell(f"{pair}-distilled/table", ("draft", "head_draft"), size.table)
     if size.real:
         yield cell(f"{pair}/real-time", REAL, size.real, realtime=True, deadline_ms=500.0)
-    if size.rejection:
-        yield cell(f"{pair}/rejection", ("adahi",), size.rejection)
     if size.undertrained:
         yield cell(f"{pair}-undertrained/table", UNDERTRAINED, size.undertrained)
     yield from map(at, size.rates[1:])

@@ -16,7 +16,7 @@ from specact.lab.report.figures import style_of
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 DRAFTS = {"": "", "distilled": ", distilled draft", "undertrained": ", under-trained draft"}
-RUNS = {"unlimited": ", no limit on skips", "time": ", over sockets", "rejection": ", more episodes"}
+RUNS = {"unlimited": ", no limit on skips", "time": ", over sockets"}
 # Methods that look at more than ADAHI does; their contrasts stand in the report of the gates.
 GATES = {"uncertainty", "learned", "learned_action", "oracle", "oracle_action", "random_learned", "head_random"}
 PAPER: dict[str, dict[str, Any]] = {
