@@ -142,11 +142,6 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
         ({**row, "below": row["target_ms"] / row["chunk_ms"]} for row in named(targets["pairs"])),
         key=lambda row: float(row["below"]),
     )
-    costs = [
-        {"task": task, "draft": draft, "parameters": of["draft"], "share": of["draft"] / of["target"], "of": of,
-         "ms": kept["times"][task]["parts"][draft.rpartition("x")[2]]}
-        for task, drafts in kept["parameters"].items() for draft, of in drafts.items()
-    ]  # fmt: skip
     free = {task: without_server(ways) for task, ways in paired.items()}
     facts: dict[str, Any] = {
         "tests": len(tests), "drafts": len({(row["task"], row["draft"], seed) for row in kept["rows"] if row["draft"]
@@ -158,7 +153,10 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
         "rate": DRAWN["learned"], "margin": MARGIN,
     }  # fmt: skip
     rows = {(row["task"], row["draft"], row["method"], row["asked"]): row for row in way_rows(every)}
-    shares = {(row["task"], row["draft"]): row["share"] for row in costs}
+    shares = {
+        (task, draft): of["draft"] / of["target"]
+        for task, drafts in kept["parameters"].items() for draft, of in drafts.items()
+    }  # fmt: skip
     named_ways = {
         "ball_x4": ("ball", "draft x4", "draft", 0.0), "ball_target": ("ball", "-", "target_on_device", 0.0),
         "camera_x4": ("pusht-camera", "distilled draft x4", "draft", 0.0),
@@ -183,9 +181,6 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
               list(way_rows(every))),
         Table("limits", "The same advice within a limit on the rate.", f"at most | {steps}",
               f"{{most_asked:g}} | {columns}", [row for row in advised if row["most_asked"] < 1.0]),
-        Table("costs", "Parameters, and milliseconds of draft and target; those of the parts are in the CSV.",
-              "task | draft | parameters | of the target's | draft, ms | target, ms",
-              "{task} | {draft} | {parameters:,} | {share:.2%} | {ms[draft]:.3f} | {ms[target]:.3f}", costs),
         contrast_table(tests, family="the study"),
     ]  # fmt: skip
     picture = Picture("budget.svg", lambda: draw(every, kept["parameters"]))
