@@ -28,6 +28,7 @@ from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
 from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.rollout import episode_seed
 from specact.links.link import load_link
 from specact.links.model import round_trip
@@ -129,22 +130,19 @@ def inferences(life: Life, end: int) -> Rows:
         verifier=CodeVerifier(remote, bundle.parts.tokenizer),
     )  # fmt: skip
     audits = AuditEstimator(DriftAlarm(level_of(bundle)))
-    env, noise, sigma, episode = task.make(), stream(1, Role.DATA, robot=life.robot), 0.0, 0
+    robot, noise, sigma, episode = SimulatedRobot(task), stream(1, Role.DATA, robot=life.robot), 0.0, 0
     rows: list[tuple[Any, ...]] = []
     while len(rows) < end:
         policy.reset(episode)
-        observation, _ = env.reset(seed=episode_seed(life.robot, episode, task))
-        for _ in range(task.max_steps):
+        robot.start(episode_seed(life.robot, episode, task))
+        while not robot.done:
             if len(rows) >= end // 2:
                 sigma = drifted(life, bundle, draft, remote, rate)
+            observation, wanted = robot.observe(), policy.wants_inference
             state = observation["state"] + sigma * noise.standard_normal(observation["state"].shape)
-            wanted = policy.wants_inference
-            action = policy.act(observation | {"state": state.astype(np.float32)})
+            robot.act(policy.act(observation | {"state": state.astype(np.float32)}))
             if wanted and policy.record is not None:
                 rows.append(row_of(policy.record, bundle, audits))
-            observation, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                break
         episode += 1
     names = ("sent", "would_skip", "kept", "took", "estimate", "alarm")
     return {name: np.array(column[:end], float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
