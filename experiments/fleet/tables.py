@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import Point, add_series
+from experiments.figures import add_series, points_of
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
 from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
@@ -75,9 +75,9 @@ def report(results: Mapping[str, Any]) -> Report:
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
             sizes = sorted({size for of, size, _ in at if of == pair})
             points = {
-                style: [Point(size, *(at[pair, size, name]["success"][part] for part in ("mean", "low", "high")))
-                        for size in sizes if (pair, size, name) in at] for style, name in SHOWN.items()
-            }  # fmt: skip
+                style: points_of({size: at[pair, size, name]["success"] for size in sizes if (pair, size, name) in at})
+                for style, name in SHOWN.items()
+            }
             shown = {style: of for style, of in points.items() if of}
             add_series(axes, shown, "robots at one server", "success", pair, SHOWN)
             axes.set_xscale("log", base=2)
