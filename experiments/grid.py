@@ -25,12 +25,14 @@ import matplotlib as mpl
 
 from experiments.report import RESULTS, Picture, Report
 from specact.errors import ConfigError
+from specact.families.chunks.pair import PairSettings
 from specact.files import write_json, write_whole
 from specact.lab.data.folder import locked
 from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.report.figures import style
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
+from specact.load import make_pair
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
@@ -241,6 +243,13 @@ def specact(*words: object, folder: Path | None = None, **environment: str) -> s
     command = [sys.executable, "-m", "specact", *map(str, words)]
     variables = os.environ | environment
     return subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True).stdout
+
+
+def made_pair(path: Path, draft: str, target: str, settings: PairSettings) -> Path:
+    """The pair of two policies in this folder, which is made if it is not there."""
+    if not path.exists():
+        make_pair(path, draft, target, settings)
+    return path
 
 
 def by_name(*methods: Method) -> dict[str, Method]:

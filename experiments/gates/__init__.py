@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from experiments.gates import tables
-from experiments.grid import Cell, Run, evaluated
+from experiments.grid import Cell, Run, evaluated, made_pair
 from specact.bundle.bundle import HEAD
 from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
@@ -23,7 +23,7 @@ from specact.gates.codes import Kind
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
-from specact.load import load_pair, make_pair
+from specact.load import load_pair
 from specact.systems.adahi import Reading
 
 report = tables.report
@@ -132,9 +132,7 @@ def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run:
 
 def chunks(folder: Path, run: Run) -> Any:
     """The learned gate of a chunk pair beside random at its rate."""
-    path = folder / "pair"
-    if not path.exists():
-        make_pair(path, "pusht#draft", "pusht-flow", PairSettings(execute=4, env="pusht"))
+    path = made_pair(folder / "pair", "pusht#draft", "pusht-flow", PairSettings(execute=4, env="pusht"))
     pair = load_pair(path)
     if not (path / HEAD).is_file():
         recipe = replace(DISTANCE, steps=20) if run.quick else DISTANCE

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from experiments.grid import Cell, Run, evaluated, specact
+from experiments.grid import Cell, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes, paired
 from experiments.metaworld import device
 from experiments.metaworld.tables import METHODS
@@ -24,7 +24,6 @@ from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.statistics import contrast, seeds_interval
-from specact.load import make_pair
 
 KEPT = ("methods", "contrasts", "episodes", "seed", "rate")
 # Episodes of each of the ten tasks: none of the demonstrations and calibrations begins like one of them.
@@ -81,9 +80,8 @@ def plan(run: Run) -> Iterator[Cell]:
 def source(name: str, run: Run, *, calibrated: bool = False) -> str:
     """A bundle by name, in the folder of data or in the package; pairs with the draft are made."""
     if name in MADE:
-        pair = run.out / "pairs" / name
-        if not pair.exists():
-            make_pair(pair, "metaworld-draft", MADE[name], PairSettings(execute=4, env="metaworld"))
+        settings = PairSettings(execute=4, env="metaworld")
+        pair = made_pair(run.out / "pairs" / name, "metaworld-draft", MADE[name], settings)
         if calibrated and not (pair / "calibration").exists():
             few = ("--episodes", 2, "--rounds", 1) if run.quick else ()
             specact("calibrate", pair, "--rate", RATE, *few)
@@ -94,10 +92,8 @@ def source(name: str, run: Run, *, calibrated: bool = False) -> str:
 
 def alone(name: str, execute: int, run: Run) -> str:
     """A pair of a policy with itself that executes so many actions of a chunk."""
-    pair, bundle = run.out / "pairs" / f"{name}-{execute}", source(name, run)
-    if not pair.exists():
-        make_pair(pair, bundle, bundle, PairSettings(execute=execute))
-    return str(pair)
+    bundle = source(name, run)
+    return str(made_pair(run.out / "pairs" / f"{name}-{execute}", bundle, bundle, PairSettings(execute=execute)))
 
 
 def evaluation(

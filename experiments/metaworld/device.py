@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.grid import Cell, Run, specact
+from experiments.grid import Cell, Run, made_pair, specact
 from experiments.measure import paired
 from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
 from specact.lab.rollout.processes import linked, serving
-from specact.load import load_pair, make_pair
+from specact.load import load_pair
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
 # asynchronous remote target [ms]. Late verdicts have that of specact run, the latter of the former two.
@@ -94,9 +94,8 @@ def measure(
     # As many actions of a chunk as in the pair: executing more of them is a different policy.
     for word, steps in (("ALONE", 10), ("FEWER", fewer)):
         if word in method.options:
-            stands[word] = str(folder / word.lower())
-            if not Path(stands[word]).exists():
-                make_pair(Path(stands[word]), target, target, PairSettings(execute=pair.execute, draft_steps=steps))
+            settings = PairSettings(execute=pair.execute, draft_steps=steps)
+            stands[word] = str(made_pair(folder / word.lower(), target, target, settings))
     with ExitStack() as stack:
         server = stack.enter_context(serving(path if "PAIR" in method.options else target))
         where = f"rtt:{run.needed('recorded links') / RECORDING}" if link.startswith("rtt:") else link

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.figures import add_series, points_of
 from experiments.flash import METHODS as FLOW
-from experiments.grid import Cell, Results, Run, evaluated
+from experiments.grid import Cell, Results, Run, evaluated, made_pair
 from experiments.measure import interleaved, largest_p, outcomes, paired, ratio_interval, relative_costs
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from experiments.tokens.gain import measure_gain
@@ -25,7 +25,7 @@ from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.lab.rollout.steps import SHARD
 from specact.lab.train.drafters import fit_memory
-from specact.load import load_pair, load_policy, make_pair
+from specact.load import load_pair, load_policy
 from specact.systems.kerv import PHI, KervDrafter
 from specact.systems.tokens import DrafterSettings
 
@@ -217,9 +217,7 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def alone(policy: str, path: Path, env: str) -> str:
     """A pair, in a folder, of which the policy is both parts, so that it can be evaluated without another one."""
-    if not path.exists():
-        make_pair(path, policy, policy, PairSettings(env=env))
-    return str(path)
+    return str(made_pair(path, policy, policy, PairSettings(env=env)))
 
 
 def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:
