@@ -141,8 +141,4 @@ def chunks(folder: Path, run: Run) -> Any:
     methods = ("draft", "hybrid", "random_learned", "learned")
     what = Evaluation(str(path), None, methods, 100, run.seed, RATE, calibration_episodes=10)
     summary = evaluated(what, folder / "eval", run, None)
-    keys = ("success", "score", "sent", "action_change_loss", "cost")
-    return {
-        **{name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")},
-        "methods": {name: {key: row[key] for key in keys} for name, row in summary["methods"].items()},
-    }  # fmt: skip
+    return {name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")}

@@ -80,10 +80,6 @@ def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
               "pair | reading | ADAHI | random | asks | true skip: ADAHI, random",
               "{pair} | {name} | {adahi:ci2} | {random:ci2} | {sent:.2f} "
               "| {true_skip_ratio[0]:.2f}, {true_skip_ratio[1]:.2f}", list(cells_of(results["readings"]))),
-        Table("chunks", "A small VQ draft before PushT's flow policy at 0.4, 100 paired episodes.",
-              "method | success | score | asks | action change",
-              "{name} | {success:ci2} | {score:ci3} | {sent:.2f} | {action_change_loss:.3f}",
-              named(results["chunks"]["methods"])),
     ]  # fmt: skip
 
 
