@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -151,20 +151,18 @@ def plan(run: Run) -> Iterator[Cell]:
 
 
 def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
-    """Reuse and costs on the target's own rollouts, per inference and per control step."""
+    """Reuse and costs on the target's own rollouts."""
     pair, episodes = load_pair(WHOLE), run.few(10)
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        **{name: {"execute": execute,
-                  **compare_variants(pair, windows_of(pair, execute, episodes, run.seed), run.seed)}
-           for name, execute in (("inference", pair.execute), ("step", 1))},
+        "inference": compare_variants(pair, windows_of(pair, episodes, run.seed), run.seed),
     }  # fmt: skip
 
 
-def windows_of(pair: Pair[Any], execute: int, episodes: int, seed: int) -> list[list[Window]]:
+def windows_of(pair: Pair[Any], episodes: int, seed: int) -> list[list[Window]]:
     """The observations of each episode of the target's own rollouts."""
-    acting, paths = pair.composed(settings=replace(pair.parts.settings, execute=execute)), dict[int, list[Window]]()
-    for record in target_path(acting, pair.env, EpisodeRange.FLOW_PATHS.episodes(episodes), seed):
+    paths = dict[int, list[Window]]()
+    for record in target_path(pair, pair.env, EpisodeRange.FLOW_PATHS.episodes(episodes), seed):
         paths.setdefault(record.address.episode, []).append(record.proposal.window)
     return list(paths.values())
 
@@ -316,7 +314,7 @@ def smaller(folder: Path, run: Run) -> dict[str, Any]:
 
 def costs_of_policies(pairs: Mapping[str, Pair[Any]], seed: int) -> dict[str, dict[str, float]]:
     """Tokens of the prefix, and what encoder, prefix and ten steps take on the same observations, in turns."""
-    windows = [window for path in windows_of(pairs[WHOLE], pairs[WHOLE].execute, 4, seed) for window in path]
+    windows = [window for path in windows_of(pairs[WHOLE], 4, seed) for window in path]
     tokens: dict[str, int] = {}
 
     def infer(name: str, window: Window) -> None:
@@ -332,11 +330,11 @@ def costs_of_policies(pairs: Mapping[str, Pair[Any]], seed: int) -> dict[str, di
 
 def report(results: Results) -> Report:
     """Success, time and reuse of FreqCache, its variants and two simpler ways, and one family of contrasts."""
-    summary, reuse, small = results[WHOLE]["summary"], results[WHOLE]["reuse"], results["smaller"]
+    summary, reuse, small = results[WHOLE]["summary"], results[WHOLE]["reuse"]["inference"], results["smaller"]
     large = results[WHOLE]["large"]
-    costs = {name.removesuffix("_10"): cost for name, cost in reuse["inference"]["costs"].items()}
+    costs = {name.removesuffix("_10"): cost for name, cost in reuse["costs"].items()}
     methods = [{**row, "time": costs.get(row["name"])} for row in methods_of(summary)]
-    on_200, paces = f"{WHOLE}, 200 episodes", {pace: reuse[pace] for pace in ("inference", "step")}
+    on_200 = f"{WHOLE}, 200 episodes"
     # Of two steps FLASH's report tests more episodes, of FreqCache and the full policy the larger run here.
     more = [("full_2", "full"), ("freqcache", "full")]
     kept = [row for row in summary["contrasts"] if (row["first"], row["second"]) not in more]
@@ -347,11 +345,9 @@ def report(results: Results) -> Report:
         for label, success in small["success"].items() for cost in [small["costs"][label.split(" ")[0]]]
     ]  # fmt: skip
     variants = [
-        {"pace": pace, "name": name.removesuffix("_10"), "reused": None, "cosine": None, "distance": None,
-         **measured["variants"].get(name, {}), **measured["costs"][name],
-         "prefix_ms": measured["costs"].get(f"{name}:prefix", measured["costs"]["prefix"])["ms"]}
-        for pace, measured in paces.items()
-        for name in (*(f"full_{steps}" for steps in (10, 5, 3, 2)), *measured["variants"])
+        {"name": name, "reused": None, "cosine": None, "distance": None, **reuse["variants"].get(name, {}),
+         **costs[name], "prefix_ms": costs.get(f"{name}:prefix", costs["prefix"])["ms"]}
+        for name in ("full", "full_5", "full_3", "full_2", *reuse["variants"])
     ]  # fmt: skip
     moves = [{"window": window, **row} for window, rows in results["pans"].items() for row in rows]
     tables = [
@@ -363,10 +359,10 @@ def report(results: Results) -> Report:
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
         glossary(METHODS),
         Table(
-            "variants", "On the same observations of the target's own path, for an inference of each chunk and one of "
-            "each control step: reuse, likeness to the full cache and chunk, time.",
-            "pace | method | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | ms | of `full`",
-            "{pace} | `{name}` | {reused:.2f} | {cosine:.3f} | {distance:.3f} | {prefix_ms:.2f} | {ms:.2f} | {0:ci2}",
+            "variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
+            "chunk, time.",
+            "method | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | ms | of `full`",
+            "`{name}` | {reused:.2f} | {cosine:.3f} | {distance:.3f} | {prefix_ms:.2f} | {ms:.2f} | {0:ci2}",
             variants,
         ),
         Table("pans", "Pans of smooth synthetic scenes: share found exactly, with confidence, and wrong by more than 2 "
@@ -382,7 +378,7 @@ def report(results: Results) -> Report:
     }
     facts |= {
         "cost": costs, "small": {row["label"]: row for row in policies}, "small_episodes": small["episodes"],
-        "cameras": reuse["inference"]["cameras"], "variants": reuse["inference"]["variants"],
+        "cameras": reuse["cameras"], "variants": reuse["variants"],
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
     }  # fmt: skip
     for window in ("Hann", "none"):
