@@ -48,11 +48,10 @@ def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
         free = free_steps(steps)
         return {key: column[free] for key, column in steps.items()}
 
-    recommended = dict(gate_settings("adahi", pair).options)["reading"]
     for reading in get_args(Reading):
         gate = gate_settings("adahi", pair, (f"reading={reading}", "max_skips=unlimited"))
         steps = roll(replace(gate, threshold=-np.inf), EpisodeRange.CALIBRATION)
-        scores, of = steps["score"], {"reading": reading, "recommended": reading == recommended}
+        scores, of = steps["score"], {"reading": reading}
 
         def rate_at(gate: GateSettings) -> float:
             return float(roll(gate, EpisodeRange.HELD_OUT)["transmitted"].mean())

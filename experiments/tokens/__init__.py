@@ -166,8 +166,6 @@ def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        "tokens": pair.parts.policy.spec.chunk * pair.parts.policy.spec.actions,
-        "strict": list(pair.parts.drafters.settings.strict) if pair.parts.drafters else [],
         "decodings": measure_gain(pair, names, episodes, run.seed),
     }  # fmt: skip
 
