@@ -31,8 +31,8 @@ from specact.types import Outcome, Proposal
 # Of each policy: episodes of a shard, and those on which rounds are timed.
 POLICIES = {"pusht-flow": (20, 4), "metaworld-flow": (10, 10)}
 STUDY = (
-    "full", "full_5", "full_3", "full_2", "full_1", "flash", "flash_fitted", "flash_shuffled", "flash_fitted_shuffled",
-    "flash_unguarded", "flash_stale", "flash_last", "flash_last_fitted", "block", "unchecked", "unchecked_fitted",
+    "full", "full_5", "full_3", "full_2", "full_1", "flash", "flash_fitted", "flash_unguarded", "flash_stale",
+    "flash_last", "flash_last_fitted", "block", "unchecked", "unchecked_fitted",
 )  # fmt: skip
 SEEDS, OF_SEEDS = (1, 2), ("full", "full_2", "full_1", "flash", "flash_fitted", "unchecked")
 SHUFFLED = ("full", "full_2", "flash", "flash_shuffled", "flash_fitted", "flash_fitted_shuffled")
