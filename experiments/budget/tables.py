@@ -77,15 +77,14 @@ def advice_of_package(results: Kept) -> str:
 
 
 def advice(task: str, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
-    """The recommendation from each budget on at which it changes, within each limit on the rate."""
-    for most in sorted({way.asked for way in ways} | {0.0, 1.0}):
-        previous: Way | None = None
-        for budget in BUDGETS:
-            choice = choose(ways, budget, most)
-            if choice is not None and choice.way is not previous:
-                previous = choice.way
-                of = {"task": task, "most_asked": most, "budget": budget, "what": str(choice.way)}
-                yield of | {"success": vars(choice.way.success), "best": str(choice.best)}
+    """The recommendation from each budget on at which it changes."""
+    previous: Way | None = None
+    for budget in BUDGETS:
+        choice = choose(ways, budget)
+        if choice is not None and choice.way is not previous:
+            previous = choice.way
+            of = {"task": task, "budget": budget, "what": str(choice.way)}
+            yield of | {"success": vars(choice.way.success), "best": str(choice.best)}
 
 
 def gate_tests(by_task: Mapping[str, Sequence[Way]]) -> list[dict[str, Any]]:
@@ -130,7 +129,7 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
     """The study, and which targets fit."""
     tasks = tasks_of(kept)
     paired, every = ({task: study_ways(kept, task, paired=of) for task in tasks} for of in (True, False))
-    tests, advised = gate_tests(every), [row for task, ways in paired.items() for row in advice(task, ways)]
+    tests = gate_tests(every)
     found = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
     sizes = [
         {"size": size, "tests": len(rows), **{
@@ -164,13 +163,13 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
         "pusht_x1": ("pusht", "draft x1", "draft", 0.0),
     }  # fmt: skip
     facts |= {name: {**rows[key], "share": shares.get(key[:2])} for name, key in named_ways.items() if key in rows}
-    steps, columns = "task | from | what | success", "{task} | {budget:g} | {what} | {success:ci2}"
     tables = [
         Table("sizes", "Drafts by size, plain and distilled: contrasts of a gate with random, and how many show it "
               "better or worse.", "draft, times the recipe's | contrasts | better | worse",
               "x{size} | {tests} | {better} | {worse}", sizes),
-        Table("advice", "The simplest way that is enough, from this share of the target's time on.", steps, columns,
-              [row for row in advised if row["most_asked"] == 1.0]),
+        Table("advice", "The simplest way that is enough, from this share of the target's time on.",
+              "task | from | what | success", "{task} | {budget:g} | {what} | {success:ci2}",
+              [row for task, ways in paired.items() for row in advice(task, ways)]),
         Table("targets", "Medians of 100 rounds on one core, with nothing else on the machine; a target fits where it "
               "takes less time than its chunk lasts.",
               "pair | target, ms | draft, ms | a chunk lasts, ms | does not fit below, of this core",
@@ -179,8 +178,6 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
               "training seeds and episodes.", "task | draft | method | rate | sent | cost | success | episodes",
               "{task} | {draft} | {method} | {asked:g} | {rate:.3f} | {cost:.2f} | {success:ci2} | {episodes}",
               list(way_rows(every))),
-        Table("limits", "The same advice within a limit on the rate.", f"at most | {steps}",
-              f"{{most_asked:g}} | {columns}", [row for row in advised if row["most_asked"] < 1.0]),
         contrast_table(tests, family="the study"),
     ]  # fmt: skip
     picture = Picture("budget.svg", lambda: draw(every, kept["parameters"]))

@@ -63,13 +63,12 @@ def test_the_advice_names_every_change_and_the_package_ships_it() -> None:
         way("target_on_device", 0.0, 1.0, 1, ""), way("target", 1.0, 0.0, 1, ""), way("hybrid", 1.0, 0.2, 1),
         way("learned", 0.4, 0.5, 2), way("head_draft", 0.0, 0.5, 1), way("draft", 0.0, 0.2, 20),
     )  # fmt: skip
-    rows = [row for row in tables.advice("ball", ways) if row["most_asked"] == 1.0]
+    rows = list(tables.advice("ball", ways))
     assert [(row["budget"], row["what"]) for row in rows] == [
         (0.2, "the target on a server at every inference, without a draft"),
         (0.5, "the learned gate's head on the draft as the draft, alone"), (1.0, "the target on the device"),
     ]  # fmt: skip
     assert round(rows[1]["success"]["mean"], 2) == 0.98
-    assert next(row["budget"] for row in tables.advice("ball", ways) if row["most_asked"] == 0.0) == 0.2
     assert list(tables.advice("ball", ())) == []
     assert json.loads(TABLE.read_text())["ball"][0][1].startswith("the target on a server")
 
