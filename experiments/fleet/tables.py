@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import add_series, points_of
-from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
+from experiments.report import Picture, Report, Table, contrast_table, one_family, significant
 from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
 # Disciplines of the picture, by the method in whose colour they are drawn.
@@ -44,21 +44,14 @@ def report(results: Mapping[str, Any]) -> Report:
         for pair, size, name, found in sorted(cells, key=lambda cell: (cell[0], -cell[1]))
     ]
     at = {(row["pair"], row["robots"], row["discipline"]): row for row in rows}
-    draft = {
-        pair: next(row for row in rows if row["discipline"] == "draft" and row["pair"] == pair) for pair in results
-    }
+    draft = {row["pair"]: row for row in rows if row["discipline"] == "draft"}
     busy = sorted({(pair, size) for pair, size, name, _ in cells if name == "late random"})
     at |= {(pair, size, "draft"): draft[pair] for pair, size, *_ in cells}
     family = one_family(
-        row
-        for on in busy
-        for row in under(
-            "{}, {} robots".format(*on),
-            [
-                {"first": first, "second": second, **asdict(compared(at[*on, first], at[*on, second]))}
-                for first, second in RIVALS if (*on, first) in at and (*on, second) in at
-            ],
-        )
+        {"on": f"{pair}, {size} robots", "measure": "success", "first": first, "second": second,
+         **asdict(compared(at[pair, size, first], at[pair, size, second]))}
+        for pair, size in busy for first, second in RIVALS
+        if (pair, size, first) in at and (pair, size, second) in at
     )  # fmt: skip
     success = Table(
         "success", "A row per pair, size of a fleet and discipline: success over episodes and its mean over the worst "
