@@ -38,7 +38,7 @@ from specact.systems.flow import FLASH as BLOCK
 SPATIAL, OBJECT, WORLDS = "libero-spatial", "libero-object", "experiments.libero.worlds"
 SWAP, ALONE, EXPERT = "libero-spatial-swap", "target_on_device", "expert"
 # Ten of each task, fewer with grey frames of Object, other words or many decodings; shards of one episode of each.
-EPISODES, FEWER, FEW, SHARD = 100, 50, 20, 10
+EPISODES, FEWER, FEW, SHARD = range(100), range(50), range(20), 10
 TICK_S = 0.05
 # Euler steps by row; and hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_2": 2, "full_1": 1}
@@ -49,7 +49,7 @@ QUANTISED = {"w8a8": f"{WORLDS}:W8A8", "w4a8": f"{WORLDS}:W4A8"}
 CHECKED = ("flash", "flash_fitted", "flash_last", "unchecked", "block")
 DECODINGS = ("ar", "specvla", "last", "kerv", "kerv_fixed", "heisd_fixed", "last_fixed")
 # Of each policy its rows, the most informative ones first: methods, environment, episodes.
-Row = tuple[tuple[str | Method, ...], str, int]
+Row = tuple[tuple[str | Method, ...], str, range]
 
 
 def flow_rows(suite: str, *names: str) -> dict[str, Row]:
@@ -90,6 +90,13 @@ POLICIES: dict[str, dict[str, Row]] = {
 }  # fmt: skip
 # Of a target its draft, None for a pair of action codes, and episodes; and methods that ask it at a rate.
 PAIRS = {"libero-spatial": (None, FEWER), "libero-spatial-flow": ("libero-spatial-draft", EPISODES)}
+# Up to so many episodes, in cells of their own, some rows of a policy go on with some of their methods.
+LONGER, MORE, ALL = "libero-spatial-flow", "-more", 200
+GOES_ON: dict[str, tuple[str | Method, ...]] = {
+    "gates-0.4": (ALONE, "draft", "random", "adahi"), "gates-0.2": ("random", "adahi"),
+    "full": (FLOW["full"],), "full_1": (FLOW["full_1"],),
+    "checked": tuple(FLOW[name] for name in ("flash", "flash_fitted", "block")),
+}  # fmt: skip
 # Trainings of one recipe; and what is kept of a method besides outcomes.
 SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-flow-60-2")
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
@@ -104,8 +111,14 @@ def plan(run: Run) -> Iterator[Cell]:
         rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
         for name in (name for name in rows if checked or name != "checked"):
             yield Cell(f"{policy}/{name}", partial(measure, QUANTISED.get(name, policy), rows[name]))
-        if policy in PAIRS:
-            yield from (Cell(f"{policy}/{name}", partial(gated, policy, rate)) for name, rate in GATES.items())
+        for name, rate in GATES.items() if policy in PAIRS else ():
+            yield Cell(f"{policy}/{name}", partial(gated, policy, rate, GATED, PAIRS[policy][1]))
+        for name, methods in GOES_ON.items() if policy == LONGER else ():
+            done = rows[name][2] if name in rows else PAIRS[policy][1]
+            episodes = range(done.stop, ALL)
+            more = partial(measure, policy, (methods, SPATIAL, episodes)) if name in rows else (
+                partial(gated, policy, GATES[name], methods, episodes))
+            yield Cell(f"{policy}/{name}{MORE}", more)
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
         if checked:
@@ -116,9 +129,9 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     """Success and control steps of every episode, by method."""
     methods, env, episodes = row
     if policy == EXPERT:
-        return {EXPERT: demonstrated(env, run.few(episodes), run.seed)}
+        return {EXPERT: demonstrated(env, run.few(len(episodes)), run.seed)}
     bundle = alone(policy, folder / "pair", env) if ALONE in methods else policy
-    return succeeded(Evaluation(bundle, env, methods, episodes), folder, run)
+    return succeeded(Evaluation(bundle, env, methods, len(episodes), first=episodes.start), folder, run)
 
 
 def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
@@ -132,15 +145,17 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
-def gated(policy: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
+def gated(
+    policy: str, rate: float, methods: tuple[str | Method, ...], episodes: range, folder: Path, run: Run
+) -> dict[str, Any]:
     """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
-    pair, (draft, episodes) = policy, PAIRS[policy]
+    pair, (draft, _) = policy, PAIRS[policy]
     if draft is not None:
         pair = str(folder / "pair")
         if not Path(pair).exists():
             make_pair(Path(pair), draft, policy, PairSettings(env=SPATIAL))
-    what = Evaluation(pair, SPATIAL, GATED, episodes, rate=rate, calibration_episodes=CALIBRATED)
-    return succeeded(what, folder, run)
+    what = Evaluation(pair, SPATIAL, methods, len(episodes), rate=rate, calibration_episodes=CALIBRATED)
+    return succeeded(replace(what, first=episodes.start), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
@@ -168,13 +183,28 @@ def rounds(policy: str, folder: Path, run: Run) -> dict[str, Any]:
     return measure_rounds(policy, 4, folder, run)
 
 
+def joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a method's first episodes and of more, as of all; shares and means are per inference."""
+    count = first["inferences"] + more["inferences"]
+    found = {
+        name: (of * first["inferences"] + more[name] * more["inferences"]) / count
+        for name, of in first.items() if isinstance(of, float)
+    }  # fmt: skip
+    found |= {name: first[name] + more[name] for name in ("won", "steps")}
+    counts = {task: {end: of[end] + more["tasks"][task][end] for end in ("k", "n")} for task, of in first["tasks"].items()}
+    tasks = {task: {**of, **asdict(wilson(of["k"], of["n"]))} for task, of in counts.items()}
+    return found | {"inferences": count, "tasks": tasks}
+
+
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     """A row for every method of every cell that is there; ``ms`` per executed action where rounds are timed."""
     for policy, rows in POLICIES.items():
         kinds = results.get(policy, {}).get("rounds", {}).get("costs", {})
         for name in (*rows, *GATES):
+            more = results.get(policy, {}).get(name + MORE, {})
             for method, of in results.get(policy, {}).get(name, {}).items():
                 label = name if len(results[policy][name]) == 1 else " ".join((method, *name.split("-")[1:]))
+                of = joined(of, more[method]) if method in more else of  # noqa: PLW2901
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 actions = steps.sum() / of["inferences"]
                 # Of the policy as it is: what a world or fewer bits change is not timed.

@@ -38,7 +38,7 @@ from specact.lab.rollout.steps import Table
 from specact.links.link import load_link
 from specact.load import load_pair
 from specact.pair import Pair, PairSource
-from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, check_fields
+from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, WholeNumber, check_fields
 
 Progress = Callable[[str, int, int], None]
 
@@ -68,6 +68,7 @@ class Evaluation:
     head_ms: NotNegative | None = None  # accounted time of the learned gate's head where it is the draft
     target_ms: NotNegative | None = None  # accounted time of a target inference
     kappa: Positive = 1.0  # factor on the computation times of the device, to model a slower one
+    first: WholeNumber = 0  # episode, to go on where another run ended
     shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
     calibration_episodes: Count = 40  # per round, where a calibration has to be made first
     realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
@@ -157,7 +158,8 @@ def _evaluate(
 
             name, options = method.name, evaluation.gate_options
             gates[name] = gate_of_method(method, pair, evaluation.rate, calibrated, options=options, steps=steps)
-            shard = Shard.of(pair, judged, method, gates[name], range(evaluation.episodes), evaluation.seed)
+            numbers = range(evaluation.first, evaluation.first + evaluation.episodes)
+            shard = Shard.of(pair, judged, method, gates[name], numbers, evaluation.seed)
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
         imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
