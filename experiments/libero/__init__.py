@@ -209,7 +209,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
             more = results.get(policy, {}).get(name + MORE, {})
             for method, of in results.get(policy, {}).get(name, {}).items():
                 label = name if len(results[policy][name]) == 1 else " ".join((method, *name.split("-")[1:]))
-                of = joined(of, more[method]) if method in more else of  # noqa: PLW2901
+                of = joined(of, more[method]) if method in more else of
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 actions = steps.sum() / of["inferences"]
                 # Of the policy as it is: what a world or fewer bits change is not timed.

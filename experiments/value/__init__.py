@@ -40,6 +40,8 @@ PAIRS, EPISODES, STATES = ("ball", "swarm"), 120, 10  # per rate, and states bra
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION = "swarm", (0.1,), 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 VALUE, SCHEDULE, PERIODIC, PRIVILEGED = tables.ORACLE, tables.SCHEDULE, tables.PERIODIC, tables.PRIVILEGED
+# On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
+FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
 SEEDS = 3  # of a head
 HEAD = heads.Head("what a device sees", heads.everything)  # of the states of every pair
 # What heads are fitted on: episodes of a part, and of each path parts, the first episode, and continuations.
@@ -59,11 +61,15 @@ def plan(run: Run) -> Iterator[Cell]:
             for part in range(parts):
                 yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
         yield Cell(f"heads/{rate}", partial(compared, rate))
-        for gate in ("random", *SCORES, SCHEDULE, PERIODIC):
-            yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate, 0))
-        for gate in tables.HEADS:
-            for seed in range(SEEDS):
-                yield Cell(f"gate/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed))
+        for name, episodes, gates, fitted in (
+            ("gate", range(JUDGED), ("random", *SCORES, SCHEDULE, PERIODIC), tables.HEADS),
+            ("fresh", FRESH, ("random", "deviation", PERIODIC, tables.DRAFT), RIVALS),
+        ):
+            for gate in gates:
+                yield Cell(f"{name}/{rate}/{gate}", partial(gated, rate, gate, 0, episodes))
+            for gate in fitted:
+                for seed in range(SEEDS):
+                    yield Cell(f"{name}/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed, episodes))
 
 
 class BaseGate(Random):
@@ -343,10 +349,11 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
     return lambda known, rng: float(predict(head.inputs({name: of[None] for name, of in known.items()}))[0])
 
 
-def gated(rate: float, gate: str, seed: int, folder: Path, run: Run) -> dict[str, Any]:
-    """The same episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
-    pair, share = load_pair(GATED), wanted(rate, run)
-    family, by = rollout_of(pair, HYBRID), None if gate == "random" else score_of(rate, gate, seed, run)
+def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run: Run) -> dict[str, Any]:
+    """Episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
+    alone = gate == tables.DRAFT
+    pair, share = load_pair(DISTILLED if alone else GATED), 0.0 if alone else wanted(rate, run)
+    family, by = rollout_of(pair, HYBRID), None if alone or gate == "random" else score_of(rate, gate, seed, run)
 
     def play(episodes: Sequence[int], cut: tuple[float, float] | None) -> tuple[str, dict[str, NDArray[Any]]]:
         robots = robots_of(pair, share, run.seed, episodes, family)
@@ -360,7 +367,7 @@ def gated(rate: float, gate: str, seed: int, folder: Path, run: Run) -> dict[str
     cut = None
     for _ in range(3 * (by is not None)):
         cut = threshold_for_rate(play(calibrating(run, 3 * CALIBRATION), cut)[1]["score"], share)
-    found, rows = play(range(run.few(JUDGED // PARTS) * PARTS), cut)
+    found, rows = play(episodes[: run.few(len(episodes) // PARTS) * PARTS], cut)
     return {"won": found, "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
 
 

@@ -17,12 +17,12 @@ from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
 Floats = NDArray[np.float64]
 ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
-SHUFFLED, SCHEDULE, PERIODIC = "shuffled oracle", "schedule", "periodic"
+SHUFFLED, SCHEDULE, PERIODIC, DRAFT = "shuffled oracle", "schedule", "periodic", "distilled draft"
 DEAD, SAMPLES = 0.05, 1000
 HEADS = list(heads.all_of("summary"))
 DEPLOYABLE = ("deviation", "uncertainty", "learned", HEAD)
 CONTROLS = [(HEAD, other) for other in ("deviation", "shuffled head", "time head", "history head", SCHEDULE, PERIODIC)]
-CONTROLS += [(PRIVILEGED, HEAD)]
+CONTROLS += [(PRIVILEGED, HEAD), (HEAD, DRAFT)]
 
 
 def gain(score: Floats, value: Floats, rate: float, inferences: float) -> float:
@@ -120,6 +120,7 @@ def report(results: Mapping[str, Any]) -> Report:
         return figure
 
     tests, gates = closed_loop(results["gate"])
+    retests, again = closed_loop(results["fresh"])
     own = [row for row in tests if row["second"] == "random" and row["first"] in DEPLOYABLE]
     learnt = []
     for rate, found in results["heads"].items():
@@ -130,6 +131,8 @@ def report(results: Mapping[str, Any]) -> Report:
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "heads": results["heads"],
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
+        "again": {f"{row['gate']} {row['rate']}": row for row in again},
+        "retest": {f"{row['first']} - {row['second']} {row['on']}": row for row in retests},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
         "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
@@ -146,12 +149,18 @@ def report(results: Mapping[str, Any]) -> Report:
         "greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
         "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}", gates,
     )  # fmt: skip
+    fresh = Table(
+        "fresh", f"The same on {again[0]['episodes']} further episodes, which no choice was made on; of heads the "
+        "mean of seeds.", "wanted rate | gate | asked | success",
+        "{rate} | {gate} | {asked:.3f} | {success:ci2}", again,
+    )  # fmt: skip
     fitted = Table(
         "heads", "First-order gain over random at the rate of the oracle's greedy gate, on states of its path and of "
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
-    return Report([headroom, gains, fitted, closed, contrast_table(tests)], facts, [Picture("value.svg", draw)])
+    tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
+    return Report(tables, facts, [Picture("value.svg", draw)])
 
 
 def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -159,7 +168,8 @@ def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[di
     rows, tests = [], []
     for rate, found in rates.items():
         won = {}
-        for gate, row in {ORACLE: found[ORACLE], **found}.items():
+        for gate in sorted(found, key=lambda gate: bool(gate != ORACLE)):
+            row = found[gate]
             parts = [row] if "won" in row else [row[part] for part in sorted(row)]
             letters = [np.array([float(letter) for letter in part["won"]]) for part in parts]
             won[gate] = np.concatenate(letters) if gate == ORACLE else np.mean(letters, axis=0)
@@ -168,8 +178,8 @@ def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[di
             asked, of = (sum(part[key] for part in parts) for key in ("asked", "inferences"))
             of_gate = {"rate": rate, "gate": gate, "success": vars(interval), "asked": asked / of}
             rows.append({**of_gate, "episodes": len(won[gate])})
-        pairs = [(ORACLE, name) for name in won if name != ORACLE]
-        pairs += [(name, "random") for name in won if name not in (ORACLE, "random")]
+        pairs = [(ORACLE, name) for name in won if name != ORACLE] if ORACLE in won else []
+        pairs += [(name, "random") for name in won if name not in (ORACLE, "random", DRAFT)]
         pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]
         tests += under(rate, [
             {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in pairs
