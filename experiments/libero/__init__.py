@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.flash import METHODS as FLOW
 from experiments.flash import cost_of, measure_rounds
-from experiments.grid import Cell, Experiment, Results, Run, evaluated
+from experiments.grid import Cell, Experiment, Results, Run, evaluated, specact
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
@@ -100,8 +100,12 @@ GOES_ON: dict[str, tuple[str | Method, ...]] = {
 # Trainings of one recipe; and what is kept of a method besides outcomes.
 SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-flow-60-2")
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
-GATED, RATES, CALIBRATED = (ALONE, "draft", "random", "adahi", "hybrid"), (0.2, 0.4), 20
-GATES = {f"gates-{rate}": rate for rate in RATES}
+# Methods of a pair that no rate changes; cells of gates at a rate; inferences that a learned one is trained on, twice.
+UNRATED, RATES, CALIBRATED, LESSONS = (ALONE, "draft", "hybrid"), (0.4, 0.2), 20, 1000
+GATES: dict[str, tuple[float, tuple[str, ...]]] = {
+    f"gates-{rate}": (rate, (ALONE, "draft", "random", "adahi", "hybrid")) for rate in RATES
+}
+GATES |= {f"learned-{rate}": (rate, ("learned",)) for rate in RATES}
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -111,17 +115,12 @@ def plan(run: Run) -> Iterator[Cell]:
         rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
         for name in (name for name in rows if checked or name != "checked"):
             yield Cell(f"{policy}/{name}", partial(measure, QUANTISED.get(name, policy), rows[name]))
-        for name, rate in GATES.items() if policy in PAIRS else ():
-            yield Cell(f"{policy}/{name}", partial(gated, policy, rate, GATED, PAIRS[policy][1]))
-        for name, methods in GOES_ON.items() if policy == LONGER else ():
+        for name, (rate, methods) in GATES.items() if policy in PAIRS else ():
+            yield Cell(f"{policy}/{name}", partial(gated, policy, rate, (methods, SPATIAL, PAIRS[policy][1])))
+        for name, going_on in GOES_ON.items() if policy == LONGER else ():
             done = rows[name][2] if name in rows else PAIRS[policy][1]
-            episodes = range(done.stop, ALL)
-            more = (
-                partial(measure, policy, (methods, SPATIAL, episodes))
-                if name in rows
-                else (partial(gated, policy, GATES[name], methods, episodes))
-            )
-            yield Cell(f"{policy}/{name}{MORE}", more)
+            of = measure if name in rows else partial(gated, rate=GATES[name][0])
+            yield Cell(f"{policy}/{name}{MORE}", partial(of, policy, row=(going_on, SPATIAL, range(done.stop, ALL))))
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
         if checked:
@@ -148,16 +147,18 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
-def gated(
-    policy: str, rate: float, methods: tuple[str | Method, ...], episodes: range, folder: Path, run: Run
-) -> dict[str, Any]:
+def gated(policy: str, rate: float, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
-    pair, (draft, _) = policy, PAIRS[policy]
+    pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
         pair = str(folder / "pair")
         if not Path(pair).exists():
             make_pair(Path(pair), draft, policy, PairSettings(env=SPATIAL))
-    what = Evaluation(pair, SPATIAL, methods, len(episodes), rate=rate, calibration_episodes=CALIBRATED)
+    if "learned" in methods:
+        lessons, few = run.few(LESSONS), run.few(CALIBRATED)
+        specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
+                "--workers", 1, "--seed", run.seed)  # fmt: skip
+    what = Evaluation(pair, env, methods, len(episodes), rate=rate, calibration_episodes=CALIBRATED)
     return succeeded(replace(what, first=episodes.start), folder, run)
 
 
@@ -205,10 +206,16 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     """A row for every method of every cell that is there; ``ms`` per executed action where rounds are timed."""
     for policy, rows in POLICIES.items():
         kinds = results.get(policy, {}).get("rounds", {}).get("costs", {})
+        found, labels = results.get(policy, {}), set[str]()
         for name in (*rows, *GATES):
-            more = results.get(policy, {}).get(name + MORE, {})
-            for method, of in results.get(policy, {}).get(name, {}).items():
-                label = name if len(results[policy][name]) == 1 else " ".join((method, *name.split("-")[1:]))
+            more = found.get(name + MORE, {})
+            for method, of in found.get(name, {}).items():
+                label = name if len(found[name]) == 1 else method
+                if name in GATES:
+                    label = method if method in UNRATED else f"{method} {GATES[name][0]}"
+                if label in labels:
+                    continue
+                labels.add(label)
                 of = joined(of, more[method]) if method in more else of
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 actions = steps.sum() / of["inferences"]
@@ -229,15 +236,15 @@ RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
     **{(EXPERT, name): () for name in POLICIES[EXPERT]},
     ("libero-spatial-state", "full"): (("libero-spatial-flow-60", "full"),),
     **{
-        (policy, f"{gate} {rate}"): tuple((None, f"{other} {rate}") for other in rivals)
-        for policy in PAIRS for rate in RATES
-        for gate, rivals in {"adahi": ("random", "draft"), "random": ("draft",), "hybrid": ()}.items()
+        (policy, f"{gate} {rate}"): ((None, "draft"), (None, f"random {rate}"))
+        for policy in PAIRS for rate in RATES for gate in ("adahi", "learned", "random")
     },
     **{
         ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked", "block"))
         for name in ("flash", "flash_fitted")
     },
     ("libero-spatial-flow", "block"): ((None, "full"), (None, "full_1")),
+    **{(policy, "hybrid"): () for policy in PAIRS},
     ("libero-spatial-tokens-small", "alone"): (("libero-spatial-tokens", "alone"),),
     ("libero-spatial-tokens", "specvla"): ((None, "ar"), (None, "last"), ("libero-spatial-tokens-small", "alone")),
     ("libero-spatial-tokens", "kerv"): ((None, "ar"), (None, "kerv_fixed")),
