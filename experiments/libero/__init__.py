@@ -1,7 +1,6 @@
 """LIBERO on the benchmark's initial states: does a policy look and read, and what do steps, drafts and gates save?
 
-Ten simulators live in a process, 6 GB, and twenty where gates are calibrated: give ``--workers 1``, and run a perturbed
-world (``blank``, ``other_words``) in a process of its own.
+Ten simulators live in a process, 6 GB: give ``--workers 1``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -232,7 +232,7 @@ def _pair(source: PairSource, fingerprint: str) -> Pair[Any]:
     return pair
 
 
-@cache
+@lru_cache(maxsize=1)  # a suite's take gigabytes: those of another environment go
 def _worlds(env: str, sees: ObservationSpec) -> list[SimulatedRobot]:
     """The worlds of this process, cached across shards because some take a second to build."""
     return []
