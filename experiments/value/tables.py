@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
-from experiments.value import heads
+from experiments.value import heads, unknown
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
 Floats = NDArray[np.float64]
@@ -159,8 +159,9 @@ def report(results: Mapping[str, Any]) -> Report:
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
+    more, facts["unknown"] = unknown.tables_of(results["unknown"])
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
-    return Report(tables, facts, [Picture("value.svg", draw)])
+    return Report([*tables, *more], facts, [Picture("value.svg", draw)])
 
 
 def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -41,6 +41,18 @@ def test_the_report_has_a_row_for_every_cell_that_is_there_and_one_family() -> N
     assert all(not table.rows for table in report({}).tables if table.name != "claims")
 
 
+def test_further_episodes_are_added_and_what_no_rate_changes_is_one_row() -> None:
+    won = {"draft": [0, 0], "random": [1, 0], "adahi": [0, 1]}
+    gates = {name: {**CELL, "won": of, "steps": [80, 80]} for name, of in won.items()}
+    more = {"random": {**CELL, "won": [1, 1], "steps": [80, 240], "inferences": 120, "sent": 0.2}}
+    flow = {"gates-0.4": gates, "gates-0.4-more": more, "gates-0.2": gates}
+    rows = {row["name"]: row for row in report({"libero-spatial-flow": flow}).tables[0].rows}
+    assert rows.keys() == {"draft", *(f"{gate} {rate}" for gate in ("random", "adahi") for rate in (0.4, 0.2))}
+    random = rows["random 0.4"]
+    assert (random["episodes"], random["success"]["mean"], random["actions"]) == (4, 0.75, 3.0)
+    assert random["sent"] == pytest.approx(0.4), "a quarter of the inferences have 1, the others 0.2"
+
+
 def test_trainings_are_pooled_and_checked_rounds_have_times_beside_full_ones() -> None:
     trained = {policy: {"full": cell([1, won], [80, 80])} for policy, won in zip(SEEDS, (1, 0, 1), strict=True)}
     (row,) = next(table for table in report(trained).tables if table.name == "trainings").rows

@@ -380,6 +380,18 @@ def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
     assert methods["learned"]["gate_efficiency"] == (None if expected is None else pytest.approx(expected))
 
 
+def test_a_run_that_goes_on_where_another_ended_has_the_episodes_of_a_longer_one(
+    made: Made, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    # In the same shards: another batch may differ in last bits.
+    what = evaluation(tiny_bundle, methods=("draft", "hybrid"), first=2, episodes=3)
+    evaluate(what, tmp_path, quiet, Pool(1))
+    for name in ("draft", "hybrid"):
+        longer, rest = made.episodes(name), read_table(tmp_path / "episodes" / name)
+        assert rest["episode"].tolist() == [2, 3, 4]
+        np.testing.assert_array_equal(rest["score"], longer["score"][2:])
+
+
 def test_a_calibration_made_later_does_not_change_a_run_under_way(
     made: Made, bundle_copy: Path, tmp_path: Path
 ) -> None:
