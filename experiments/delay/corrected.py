@@ -139,9 +139,9 @@ PUSHED: dict[str, Corrected] = {
     },
     **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in _SHARES.items()},
 }  # fmt: skip
-# The device sees proprioception and the instruction alone.
+# The device sees proprioception alone: no camera, and no instruction.
 ON_LIBERO: dict[str, Corrected] = {
-    name: replace(of, world="libero", delays=delays)
+    f"{name}_hidden": replace(of, world="libero", delays=delays)
     for name, of, delays in (
         ("corrected", CORRECTED["corrected"], (4, 8)), ("uncorrected", UNCORRECTED["uncorrected"], (4, 8)),
         ("draft", CORRECTED["draft"], (4,)),

@@ -35,7 +35,7 @@ from specact.types import ActionUnits, Decision, Outcome, Proposal, StepRecord
 
 report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
-PAIRS, EPISODES, STATES = ("ball", "swarm"), 120, 10  # per rate, and states branched in each, on average
+PAIRS, EPISODES, STATES = ("ball", "swarm"), 40, 10  # per rate, and states branched in each, on average
 # Of gates in closed loop: rates, episodes, in parts; those that a threshold is from.
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION = "swarm", (0.1,), 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
