@@ -51,8 +51,8 @@ METHODS: dict[float, tuple[str | Method, ...]] = {
     0.4: ("draft", "target_on_device", LIST, random_control(LIST), "random", "adahi", "random_learned", "learned"),
     0.2: ("random", "adahi", "random_learned", "learned"),
 }
-# What needs no server: a draft of all ten tasks, of the same size, and the target in one step.
-ALONE = {"draft of ten": DRAFT, "one step": TARGET}
+# What needs no server: a draft of all ten tasks, of the same size, and the target in one step; with its Euler steps.
+ALONE = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}
 PAIRS = [
     (gate, control) for gate, control in (("list", "random_list"), ("adahi", "random"), ("learned", "random_learned"))
 ]
@@ -61,8 +61,8 @@ PAIRS = [
 def plan() -> Iterator[Cell]:
     """The draft, what needs no server, and gates at each rate."""
     yield Cell("unknown/draft", train)
-    for name, policy in ALONE.items():
-        yield Cell(f"unknown/{name}", partial(alone, policy))
+    for name, (policy, steps) in ALONE.items():
+        yield Cell(f"unknown/{name}", partial(alone, policy, steps))
     for rate in RATES:
         yield Cell(f"unknown/{rate}", partial(gates, rate))
 
@@ -79,9 +79,9 @@ def train(folder: Path, run: Run) -> dict[str, Any]:
     return {"tasks": list(KNOWN)}
 
 
-def alone(policy: str, folder: Path, run: Run) -> dict[str, Any]:
-    """A policy without a server, the flow in one step."""
-    return succeeded(pair_of(policy, policy, folder, 1), ("target_on_device",), RATES[0], folder, run)
+def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
+    """A policy without a server, in so many steps where it is a flow."""
+    return succeeded(pair_of(policy, policy, folder, steps), ("target_on_device",), RATES[0], folder, run)
 
 
 def gates(rate: float, folder: Path, run: Run) -> dict[str, Any]:
