@@ -100,7 +100,7 @@ PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
     "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
-    "libero": _LIBERO | ON_LIBERO,
+    "libero": {**_LIBERO, **ON_LIBERO},
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
 }
 # Control steps between two requests: the best of these was chosen on so many other episodes.

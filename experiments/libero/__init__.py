@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.flash import METHODS as FLOW
 from experiments.flash import cost_of, measure_rounds
-from experiments.grid import Cell, Experiment, Results, Run, evaluated, specact
+from experiments.grid import Cell, Experiment, Results, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
 from experiments.report import Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
@@ -31,7 +31,6 @@ from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.statistics import contrast, mean_interval, seeds_interval, wilson
 from specact.lab.tised.sweep import load_hardware
-from specact.load import make_pair
 from specact.systems.flow import FLASH as BLOCK
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial", "libero-object", "experiments.libero.worlds"
@@ -150,9 +149,7 @@ def gated(policy: str, rate: float, row: Row, folder: Path, run: Run) -> dict[st
     """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
     pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
-        pair = str(folder / "pair")
-        if not Path(pair).exists():
-            make_pair(Path(pair), draft, policy, PairSettings(env=SPATIAL))
+        pair = str(made_pair(folder / "pair", draft, policy, PairSettings(env=SPATIAL)))
     if "learned" in methods:
         lessons, few = run.few(LESSONS), run.few(CALIBRATED)
         specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import ROOT, Cell, Run, evaluated, specact
+from experiments.grid import ROOT, Cell, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
 from experiments.report import Table, contrast_table, one_family, under
 from specact.families.chunks.pair import PairSettings
@@ -23,7 +23,6 @@ from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, random_control
 from specact.lab.rollout.statistics import contrast, roc_auc, wilson
-from specact.load import make_pair
 from specact.types import Proposal
 
 SUITE, TARGET, DRAFT = "metaworld", "metaworld-flow", "metaworld-draft"
@@ -96,10 +95,7 @@ def gates(rate: float, folder: Path, run: Run) -> dict[str, Any]:
 
 def pair_of(draft: str, target: str, folder: Path, steps: int) -> str:
     """A pair that executes four actions of a chunk, in the cell's folder."""
-    pair = folder / "pair"
-    if not pair.exists():
-        make_pair(pair, draft, target, PairSettings(execute=4, env=SUITE, target_steps=steps))
-    return str(pair)
+    return str(made_pair(folder / "pair", draft, target, PairSettings(execute=4, env=SUITE, target_steps=steps)))
 
 
 def succeeded(pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run) -> dict[str, Any]:
