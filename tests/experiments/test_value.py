@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
+from experiments.value.unknown import KNOWN, SUITE, TASKS, Unlisted, tables_of
 
+from specact.lab.envs import load_task
+from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.rollout import control_step
@@ -186,3 +190,24 @@ def test_the_geometry_of_a_swarm_is_in_order() -> None:
     position = np.array([[0.0, 0.0], [0.3, 0.4], [1.0, 0.0]])
     found = geometry(np.concatenate([position, 0.5 * position, 0.0 * position]).reshape(1, -1))
     assert np.allclose(found, [[0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.5, np.sqrt(0.65), 1.0]])
+
+
+def test_a_list_of_tasks_asks_on_those_that_the_draft_was_not_trained_on() -> None:
+    gate = Unlisted.for_pair(None, 0.0)
+    for number, task in enumerate(TASKS):
+        assert load_task(SUITE).start(7919, number) % len(TASKS) == number
+        proposal = SimpleNamespace(window=SimpleNamespace(instruction=INSTRUCTIONS[task]))
+        assert gate.decide(proposal, np.random.default_rng(0)).transmit == (task not in KNOWN)  # type: ignore[arg-type]
+
+
+def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
+    cell = {"asked": [0.0, 1.0], "sent": 0.5, "auroc": 1.0}
+    always, never = {**cell, "won": "1111" * 5}, {**cell, "won": "1010" * 5}
+    gated = {"draft": never, "random": never, "adahi": always}
+    (shown, contrasts), facts = tables_of(
+        {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
+    )
+    assert [row["method"] for row in shown.rows] == ["one step", "draft 0.4", "random 0.4", "adahi 0.4"]
+    assert facts["draft 0.4"]["known"]["mean"] == 1.0 and facts["draft 0.4"]["other"]["mean"] == 0.0
+    rivals = {row["second"]: row["difference"] for row in contrasts.rows}
+    assert rivals == {"random 0.4": 0.5, "draft 0.4": 0.5, "one step": 0.0}
