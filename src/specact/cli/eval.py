@@ -17,7 +17,7 @@ from specact.errors import ConfigError
 from specact.files import write_whole
 from specact.gates.settings import check_options
 from specact.pair import Pair
-from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, WholeNumber
+from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 
 # Metrics of a method that are printed, on 80 characters, where there are some.
 _SHOWN = {
@@ -53,7 +53,6 @@ class Times(Options):
 class Details(Options):
     """Options that few need."""
 
-    first: WholeNumber = 0  # number of the first episode, to go on where another run ended
     shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
     calibration_episodes: Count = 40  # per round, where a calibration has to be made first
     realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link

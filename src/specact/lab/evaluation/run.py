@@ -133,13 +133,13 @@ def _evaluate(
     env, task = judged.replace(BENCHMARK, ""), load_task(judged)
     for method in ran:
         uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)
-    for method in ran:
         rollout_of(pair, method)
     check_fit(pair, task)
     if evaluation.mse:
         demonstration_files(demonstrations_of(pair, evaluation.env), evaluation.data)
     manifest = _claim(out, evaluation, pair, env, command)
     started, timing = time.perf_counter(), Timing(**manifest["timing"])
+    numbers = range(evaluation.first, evaluation.first + evaluation.episodes)
     outcomes, steps = dict[str, Table](), dict[str, Table]()
     calibrations, gates = dict[str, Calibration](), dict[str, GateSettings]()
     with ExitStack() as stack:
@@ -158,7 +158,6 @@ def _evaluate(
 
             name, options = method.name, evaluation.gate_options
             gates[name] = gate_of_method(method, pair, evaluation.rate, calibrated, options=options, steps=steps)
-            numbers = range(evaluation.first, evaluation.first + evaluation.episodes)
             shard = Shard.of(pair, judged, method, gates[name], numbers, evaluation.seed)
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
