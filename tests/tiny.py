@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,10 @@ average = 0.9
 bfloat16 = false
 seed = 3
 """
+
+renders = pytest.mark.skipif(
+    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
+)
 
 
 def needs_bundle(name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import anyio
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.tiny import needs_bundle
+from tests.tiny import needs_bundle, renders
 
 from specact.errors import ConfigError
 from specact.lab.envs import load_task
@@ -36,9 +35,6 @@ from specact.load import load_pair
 ROOT = Path(__file__).parents[2]
 BENCHMARK = "specact.lab.vla_eval:TaskBenchmark"
 SEED = 1
-needs_renderer = pytest.mark.skipif(
-    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
-)
 
 
 def benchmark(env: str, episodes: int, **more: Any) -> dict[str, Any]:
@@ -87,7 +83,7 @@ def test_every_episode_is_that_of_eval(tmp_path: Path, bundle: str, env: str, me
     assert len({episode["steps"] for episode in found}) > 1 or episodes < 4
 
 
-@needs_renderer
+@renders
 def test_a_suite_with_cameras_and_instructions_is_that_of_eval(tmp_path: Path) -> None:
     needs_bundle("metaworld")
     result = of_harness(PairServer("metaworld", "hybrid"), benchmark("metaworld", 1))

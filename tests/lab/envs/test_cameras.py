@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,12 @@ import mujoco
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.tiny import renders
 
 from specact.lab.envs.cameras import Camera, Cameras, Renderer
 from specact.lab.envs.simplified import LARGE, TEXTURE, simplified
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
-)
+pytestmark = renders
 
 SIZE = (48, 64)
 # A textured globe of radius 5 cm (mesh 0), a shell of 1 mm (mesh 1) and, hidden, a third of them (mesh 2).

@@ -1,6 +1,5 @@
 """LIBERO's suites: stepped as robosuite steps them, to the bit; nothing of an episode depends on the one before."""
 
-import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from libero.libero.benchmark import task_maps
 from robosuite.utils.binding_utils import MjRenderContextOffscreen
 from robosuite.utils.transform_utils import quat2axisangle
 from tests.serving import Here
+from tests.tiny import renders
 
 from specact.contracts import check_task
 from specact.errors import ConfigError
@@ -21,9 +21,6 @@ from specact.lab.envs.task import Task
 from specact.load import load_exchange
 from specact.observation import Field
 
-draws = pytest.mark.skipif(
-    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
-)
 # A bowl on the table, and those that begin in a drawer and on a stove, which a reset moves.
 NUMBERS = (0, 4, 7)
 
@@ -116,7 +113,7 @@ def test_the_suite_keeps_the_contract_of_environments(spatial: Task) -> None:
     check_task(spatial.only(spatial.tasks[9]))
 
 
-@draws
+@renders
 def test_cameras_see_what_differs(spatial: Task) -> None:
     sees = {"image.agentview": Field((64, 64, 3), "uint8"), "image.wrist": Field((64, 64, 3), "uint8")}
     env = spatial.seeing({**sees, SCENE: Field((6,))}).make()
@@ -129,7 +126,7 @@ def test_cameras_see_what_differs(spatial: Task) -> None:
     env.close()
 
 
-@draws
+@renders
 def test_frames_are_those_of_robosuite_turned_by_half(spatial: Task) -> None:
     """As LIBERO's evaluators turn them; ours have simpler meshes and no shadows."""
     sees = {name: Field((128, 128, 3), "uint8") for name in ("image.agentview", "image.wrist")}
@@ -147,7 +144,7 @@ def test_frames_are_those_of_robosuite_turned_by_half(spatial: Task) -> None:
     env.close()
 
 
-@draws
+@renders
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_an_openpi_client_drives_the_suite_against_a_server() -> None:
     """As openpi's client for LIBERO does, with frames of the policy's size; all three fail once in 10,000."""

@@ -1,10 +1,10 @@
 """The suite metaworld: seeds decide, the arm's own state tells nothing of the scene, goals are there, cameras see."""
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from tests.tiny import renders
 
 pytest.importorskip("metaworld")
 
@@ -12,9 +12,6 @@ from specact.lab.envs import load_task
 from specact.lab.envs.metaworld import INSTRUCTIONS, SCENE, TASK, Expert, MetaWorld
 from specact.observation import Field
 
-draws = pytest.mark.skipif(
-    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
-)
 NAMES = tuple(INSTRUCTIONS)
 
 
@@ -77,7 +74,7 @@ def test_the_scene_is_observed_only_on_request(env: MetaWorld) -> None:
     np.testing.assert_allclose(seen[SCENE][-3:], wanted._sim._target_pos, atol=1e-6)
 
 
-@draws
+@renders
 @pytest.mark.parametrize(("name", "moving"), [("metaworld", ("image.gripper",)), ("kitchen", ())])
 def test_frames_of_the_size_asked_for_follow_the_arm_and_repeat_with_the_seed(name: str, moving: Sequence[str]) -> None:
     task = load_task(name)

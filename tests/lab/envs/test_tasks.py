@@ -1,21 +1,18 @@
 """What every environment keeps to, and how tasks are found by name."""
 
-import os
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from tests.tiny import renders
 
 from specact.errors import ConfigError, DataError, MissingExtraError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs import TASKS, load_task
 from specact.lab.envs.task import Task
 
-renders = pytest.mark.skipif(
-    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
-)
 # Widths of the recorded state and action, and of what is observed of them.
 RECORDED = {
     "pusht": (5, 2, 26),

@@ -11,7 +11,7 @@ from tests.tiny import quiet
 
 pytest.importorskip("mujoco")
 
-from specact import Pair, load_pair
+from specact import Pair
 from specact.errors import ConfigError
 from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import GateSettings
@@ -25,11 +25,6 @@ from specact.observation import ObservationHistory, Window
 
 DRAFT_MS, HEAD_MS, GATE_MS, TARGET_MS = 2.0, 1.0, 0.5, 11.0
 METHODS = ("draft", "head_draft", "head_random", "learned", "random_learned")
-
-
-@pytest.fixture(scope="module")
-def ball() -> Pair[Any]:
-    return load_pair("ball")
 
 
 def windows(bundle: Pair[Any]) -> list[Window]:

@@ -33,11 +33,6 @@ NEVER = GateSettings("never")
 
 
 @pytest.fixture(scope="module")
-def ball() -> Pair[Any]:
-    return load_pair("ball")
-
-
-@pytest.fixture(scope="module")
 def shown() -> Episodes:
     return generate(load_task("ball"), 9, seed=5, noise=0.3)
 
