@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from msgspec import structs
+from tests.gates.steps import scripted
 
 from specact.bundle.manifest import Manifest
 from specact.errors import ConfigError, ObservationError
@@ -135,20 +136,6 @@ def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
     assert all(codes == drafted[0] for codes in drafted)
 
 
-class Hand:
-    """A generator that hands out the given numbers."""
-
-    def __init__(self, numbers: list[float]) -> None:
-        self._left = list(numbers)
-
-    def random(self, size: int | tuple[int, ...] | None = None) -> Any:
-        if size is None:
-            return self._left.pop(0)
-        wanted = int(np.prod(size))
-        drawn, self._left = self._left[:wanted], self._left[wanted:]
-        return np.array(drawn).reshape(size)
-
-
 @pytest.mark.parametrize("i", [0, 3])
 @pytest.mark.parametrize("gate", [Always(), Never()])
 def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
@@ -164,7 +151,7 @@ def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
     for cell in itertools.product(*map(itertools.pairwise, ends)):
         drafted, *verified = (float(low + high) / 2 for low, high in cell)
         numbers = {Role.DRAFT: [drafted], Role.GATE: [0.5] * 4, Role.VERIFY: verified}
-        monkeypatch.setattr(StepStreams, "__call__", lambda self, role, address, given=numbers: Hand(given[role]))
+        monkeypatch.setattr(StepStreams, "__call__", lambda self, role, address, given=numbers: scripted(given[role]))
         policy.reset(0)
         policy.act(at(i))
         assert policy.record is not None

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.example_count import example_count
+from tests.gates.steps import scripted
 
 from specact.families.codes.sampling import (
     CodeDistribution,
@@ -40,22 +41,6 @@ NO_OFFSETS = np.zeros((2, 1, 1, 1), np.float32)
 
 Step = Callable[[Codes, np.random.Generator], Verdict]
 Grid = Callable[[Codes], list[list[float]]]
-
-
-class Scripted:
-    """Stands in for a random generator: hands out the given numbers in order, and no more."""
-
-    def __init__(self, numbers: Sequence[float]) -> None:
-        self.left = list(numbers)
-
-    def random(self, size: int | tuple[int, ...] | None = None) -> Floats:
-        wanted = int(np.prod(size or 1))
-        drawn, self.left = self.left[:wanted], self.left[wanted:]
-        return np.array(drawn, dtype=np.float64).reshape(size or ())
-
-
-def scripted(numbers: Sequence[float]) -> np.random.Generator:
-    return cast(np.random.Generator, Scripted(numbers))
 
 
 def cells(points: Sequence[float]) -> list[tuple[float, float]]:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from scipy import stats
@@ -18,6 +18,24 @@ from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepReco
 G, K, CHUNK, A = 2, 3, 2, 2
 ERROR_RATE = 1e-6
 RNG = np.random.default_rng
+
+
+class Scripted:
+    """Stands in for a random generator: hands out the given numbers in order, and no more."""
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self._left = list(numbers)
+
+    def random(self, size: int | tuple[int, ...] | None = None) -> Any:
+        if size is None:
+            return self._left.pop(0)
+        wanted = int(np.prod(size))
+        drawn, self._left = self._left[:wanted], self._left[wanted:]
+        return np.array(drawn, dtype=np.float64).reshape(size)
+
+
+def scripted(numbers: Sequence[float]) -> np.random.Generator:
+    return cast(np.random.Generator, Scripted(numbers))
 
 
 def binomial_bounds(n: int, p: float) -> tuple[float, float]:

@@ -3,12 +3,12 @@
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from scipy import stats
-from tests.gates.steps import RNG, A, Fixed, G, K, Told, binomial_bounds, distribution, proposal, tokenizer
+from tests.gates.steps import RNG, A, Fixed, G, K, Told, binomial_bounds, distribution, proposal, scripted, tokenizer
 
 from specact.families.codes.sampling import CodeDistribution, softmax
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
@@ -116,16 +116,6 @@ def test_never_always_and_periodic() -> None:
         assert periodic.decide(proposal(t), rng).transmit == (t % 4 == 0)
 
 
-class Numbers:
-    """A generator that returns given numbers."""
-
-    def __init__(self, *numbers: float) -> None:
-        self._numbers = list(numbers)
-
-    def random(self) -> float:
-        return self._numbers.pop(0)
-
-
 @pytest.mark.parametrize(
     ("rate", "uniform", "transmit"),
     [(1.0, 0.0, True), (1.0, 1.0 - 2.0**-53, True), (0.0, 0.0, False), (0.0, 1.0 - 2.0**-53, False),
@@ -134,7 +124,7 @@ class Numbers:
 def test_random_and_ties_at_the_ends_and_near_their_rate(rate: float, uniform: float, transmit: bool) -> None:
     gates = {Random(rate): (0.5, uniform), Told([0.0], 0.0, tie_probability=rate, force_first=False): (uniform,)}
     for gate, numbers in gates.items():
-        assert gate.decide(proposal(), cast(np.random.Generator, Numbers(*numbers))).transmit is transmit
+        assert gate.decide(proposal(), scripted(numbers)).transmit is transmit
 
 
 # ---- the draft's own doubt ------------------------------------------------------------------------------------------
