@@ -151,6 +151,16 @@ def specact_run(command: list[str], environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture
+def plugs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, for modules whose names begin with ``plug_``; they are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("plug_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fails if the test leaves a thread or an open file, socket or event behind."""
     threads, files = set(threading.enumerate()), _open_files()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,15 @@ class Needy:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(plugs: Path) -> Path:
     """The current directory, with modules in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    (tmp_path / "plug_mine.py").write_text(MODULE)
-    (tmp_path / "plug_package").mkdir()
-    (tmp_path / "plug_package" / "inner.py").write_text("VALUE = 4")
-    (tmp_path / "plug_broken.py").write_text("1 / 0")
-    (tmp_path / "plug_needs.py").write_text("import plug_of_nobody")
-    (tmp_path / "plug_ends.py").write_text("raise SystemExit(3)")
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("plug_")]:
-        del sys.modules[name]
+    (plugs / "plug_mine.py").write_text(MODULE)
+    (plugs / "plug_package").mkdir()
+    (plugs / "plug_package" / "inner.py").write_text("VALUE = 4")
+    (plugs / "plug_broken.py").write_text("1 / 0")
+    (plugs / "plug_needs.py").write_text("import plug_of_nobody")
+    (plugs / "plug_ends.py").write_text("raise SystemExit(3)")
+    return plugs
 
 
 def number(found: Any) -> bool:

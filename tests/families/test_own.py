@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +39,10 @@ def policy(inputs):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(plugs: Path) -> None:
     """The current directory, with modules in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    (tmp_path / "plug_family.py").write_text(THIRD_PARTY.read_text())
-    (tmp_path / "plug_pairs.py").write_text(MODULE)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("plug_")]:
-        del sys.modules[name]
+    (plugs / "plug_family.py").write_text(THIRD_PARTY.read_text())
+    (plugs / "plug_pairs.py").write_text(MODULE)
 
 
 @pytest.mark.parametrize("source", ["plug_family:pair", "plug_family:make"])
