@@ -113,8 +113,3 @@ def test_the_page_on_links_has_every_name_and_number() -> None:
         numbers = [float(number) for number in re.findall(r"[\d.]+", rows[name][2] + rows[name][3])]
         assert numbers == [link.rtt_ms, link.jitter_ms, *sorted({link.up_mbit_s, link.down_mbit_s})], name
     assert set(_MODIFIERS) <= set(rows)
-
-
-def test_a_flag_that_does_not_exist_is_found() -> None:
-    with pytest.raises(ConfigError, match="--no-such-flag"):
-        cli.parse(["demo", "--no-such-flag", "3"])
