@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from tests.lab.envs.test_tasks import loaded
 from tests.lab.rollout import chunk_policies
 from tests.systems.test_corrector import Stub
 from tests.systems.test_corrector import pair_of as corrector_pair
@@ -16,13 +17,13 @@ from tests.thirdparty import my_family
 
 from specact import load_pair
 from specact.contracts import check_gate, check_pair, check_policy, check_robot, check_task
-from specact.errors import ContractError, MissingExtraError
+from specact.errors import ContractError
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import ChunkParts, PairSpec
 from specact.families.chunks.policy import ChunkSpec
 from specact.gates import ActionDeviation, Gate
 from specact.gates.settings import GATES, gate_settings, load_gate
-from specact.lab.envs import TASKS, load_task
+from specact.lab.envs import TASKS
 from specact.lab.envs.ball import TASK, BallEnv
 from specact.observation import Field, ObservationSpec, Window, vectors
 from specact.types import ActionUnits, Proposal
@@ -40,11 +41,7 @@ def subclass(base: type, **members: Any) -> Any:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_built_in_environment_keeps_the_contract(name: str) -> None:
-    try:
-        task = load_task(name)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    check_task(task, steps=20)
+    check_task(loaded(name), steps=20)
 
 
 class Worn(BallEnv):

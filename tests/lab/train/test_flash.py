@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from tests.families.tokens.dots import played
 from tests.tiny import quiet, write_npz
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.families.chunks.policy import ChunkSpec
-from specact.gates.gate import Always
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.rollout.processes import serving
@@ -25,7 +25,6 @@ from specact.lab.train.train import train
 from specact.load import load_exchange, load_pair, load_policy
 from specact.observation import Window, vectors
 from specact.pair import Pair
-from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
@@ -232,15 +231,10 @@ def loaded(block: Path, target: str | None, rounds: str) -> Pair[Any]:
     return pair
 
 
-def played(pair: Pair[Any], **parts: Any) -> list[tuple[np.ndarray, int]]:
-    policy, found = SpeculativePolicy(pair, Always(), **parts), []
-    for window in windows(pair, 12):
-        done = [policy.act_on(window)]
-        while not policy.wants_inference:
-            done.append(policy.act_on(window))
-        assert policy.record is not None and policy.record.outcome is not None
-        found.append((np.stack(done), policy.record.outcome.evidence.accepted))
-    return found
+def driven(pair: Pair[Any], **parts: Any) -> tuple[np.ndarray, list[int]]:
+    """Actions, and how many of each chunk were accepted."""
+    actions, records = played(pair, windows(pair, 12), **parts)
+    return actions, [record.outcome.evidence.accepted for record in records if record.outcome is not None]
 
 
 @pytest.mark.parametrize("target", [None, "my_flow:padded"])
@@ -249,19 +243,18 @@ def test_a_device_needs_the_target_only_where_its_encoder_runs(
 ) -> None:
     """A server has block and target; the device's answers are those of one process, bit for bit."""
     rounds = "flash" if target is None else "flash_device"
-    here = played(loaded(block, "my_flow:padded", rounds))
-    assert any(accepted for _, accepted in here)
+    actions, accepted = driven(loaded(block, "my_flow:padded", rounds))
+    assert any(accepted) and len(accepted) == 12
     paths = f"{folder}:{Path(__file__).parents[3]}:{Path(load_pair.__code__.co_filename).parents[1]}"
     with serving(block, "--target", "my_flow:padded", environment={"PYTHONPATH": paths}) as process:
         monkeypatch.delitem(sys.modules, "my_flow")
         pair = loaded(block, target, rounds)
         with Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client:
             client.connect(30.0)
-            there = played(pair, verifier=remote_verifier(client, pair, 30_000.0))
+            there = driven(pair, verifier=remote_verifier(client, pair, 30_000.0))
     assert ("my_flow" in sys.modules) == (target is not None)
-    for (found, accepted), (wanted, count) in zip(there, here, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-        assert accepted == count
+    np.testing.assert_array_equal(there[0], actions)
+    assert there[1] == accepted
 
 
 def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
