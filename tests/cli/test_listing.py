@@ -60,7 +60,6 @@ def test_some_lists_and_bundles_of_the_working_folder(
     assert "evaluated" not in found["bundles"]
     printed = typed("list", "links").out.splitlines()
     assert printed[0] == "links" and len(printed) == 1 + len(LINKS)
-    assert typed("list", "bundels").status == 2
 
 
 def test_a_first_sentence_is_plain() -> None:

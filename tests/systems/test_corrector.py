@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lab.rollout.conftest import Instant
 from tests.lab.rollout.tape import CHUNK, PERIOD_S, TAPE, Prophet, Tape
 
 from specact.errors import ConfigError, ObservationError
@@ -64,7 +65,9 @@ def pair_of(network: Any, bound: float = 0.25 / RANGE, policy: Prophet | None = 
 def commands(network: Any, delay: int, every: int, **changes: Any) -> list[tuple[float, float]]:
     """When the robot was told what, from the arrival of the first chunk on."""
     world = MovingWorld(replace(TAPE, max_steps=STEPS))
-    pairing = Pairing(GateSettings("periodic", options=(("period", every),)), Free(), 0.0, delay * PERIOD_S, math.inf)
+    pairing = Pairing(
+        GateSettings("periodic", options=(("period", every),)), Instant(), 0.0, delay * PERIOD_S, math.inf
+    )
     run_pair(world, pair_of(network, **changes), pairing, start=0, seed=0, episode=0)
     return told(world, delay)
 
@@ -72,16 +75,6 @@ def commands(network: Any, delay: int, every: int, **changes: Any) -> list[tuple
 def told(world: MovingWorld, delay: int) -> list[tuple[float, float]]:
     assert isinstance(world.env, Tape)
     return [command for command in world.env.commands[1:] if command[0] >= delay * PERIOD_S - 1e-9]
-
-
-class Free:
-    """A link on which nothing takes any time."""
-
-    def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
-        return 0.0
-
-    def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        return 0.0
 
 
 def executed(kind: Any, delay: int, every: int) -> list[tuple[float, float]]:

@@ -1,13 +1,8 @@
-"""The pair that ships with the package, in a world whose commands are kept."""
-
-from pathlib import Path
-from typing import Any
+"""A world whose commands are kept, and a link that takes no time."""
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from specact import Pair, load_pair
 from specact.lab.envs.ball import BallEnv
 
 
@@ -31,10 +26,3 @@ class Instant:
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
         return 0.0
-
-
-@pytest.fixture(scope="session")
-def ball() -> Pair[Any]:
-    if not (Path(__file__).parents[3] / "pretrained/ball/manifest.json").is_file():
-        pytest.skip("pretrained/ball is missing; CONTRIBUTING.md says how to make it")
-    return load_pair("ball")
