@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -109,10 +111,7 @@ def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:
 
 def test_the_list_of_bundles_is_that_of_the_folder() -> None:
     """Made by the script that it names."""
-    spec = importlib.util.spec_from_file_location("listing", PRETRAINED.parent / "scripts/list-pretrained.py")
-    assert spec is not None and spec.loader is not None
-    listing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(listing)
+    listing: Any = SimpleNamespace(**runpy.run_path(str(PRETRAINED.parent / "scripts/list-pretrained.py")))
     text = (PRETRAINED / "README.md").read_text()
     assert text == listing.page()
     for folder in PRESENT:
