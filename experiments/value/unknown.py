@@ -131,7 +131,7 @@ def tables_of(found: Mapping[str, Any]) -> tuple[list[Table], dict[str, Any]]:
     tests = []
     for rate in RATES:
         for gate, control in PAIRS:
-            rivals = (f"{control} {rate}", f"draft {RATES[0]}", *ALONE)
+            rivals = (f"{control} {rate}", f"draft {RATES[0]}", *ALONE, *(f"list {rate}",) * (gate != "list"))
             tests += [(f"{gate} {rate}", rival) for rival in rivals if {f"{gate} {rate}", rival} <= won.keys()]
     family = one_family(under(SUITE, [
         {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in tests
