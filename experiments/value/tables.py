@@ -120,7 +120,7 @@ def report(results: Mapping[str, Any]) -> Report:
         return figure
 
     tests, gates = closed_loop(results["gate"])
-    retests, again = closed_loop(results["fresh"])
+    retests, again = closed_loop(results["fresh"], ", new episodes")
     own = [row for row in tests if row["second"] == "random" and row["first"] in DEPLOYABLE]
     learnt = []
     for rate, found in results["heads"].items():
@@ -132,7 +132,7 @@ def report(results: Mapping[str, Any]) -> Report:
         "gated": gates[0]["episodes"], "heads": results["heads"],
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
         "again": {f"{row['gate']} {row['rate']}": row for row in again},
-        "retest": {f"{row['first']} - {row['second']} {row['on']}": row for row in retests},
+        "retest": {f"{row['first']} - {row['second']} {row['on'].partition(',')[0]}": row for row in retests},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
         "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
@@ -164,7 +164,7 @@ def report(results: Mapping[str, Any]) -> Report:
     return Report([*tables, *more], facts, [Picture("value.svg", draw)])
 
 
-def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def closed_loop(rates: Mapping[str, Any], of: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Contrasts of the greedy gate with all others, of these with random, of heads; and a row per rate and gate."""
     rows, tests = [], []
     for rate, found in rates.items():
@@ -176,13 +176,13 @@ def closed_loop(rates: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[di
             won[gate] = np.concatenate(letters) if gate == ORACLE else np.mean(letters, axis=0)
             single = len(parts) == 1 or gate == ORACLE
             interval = wilson(int(won[gate].sum()), len(won[gate])) if single else bootstrap_interval(won[gate])
-            asked, of = (sum(part[key] for part in parts) for key in ("asked", "inferences"))
-            of_gate = {"rate": rate, "gate": gate, "success": vars(interval), "asked": asked / of}
+            asked, inferences = (sum(part[key] for part in parts) for key in ("asked", "inferences"))
+            of_gate = {"rate": rate, "gate": gate, "success": vars(interval), "asked": asked / inferences}
             rows.append({**of_gate, "episodes": len(won[gate])})
         pairs = [(ORACLE, name) for name in won if name != ORACLE] if ORACLE in won else []
         pairs += [(name, "random") for name in won if name not in (ORACLE, "random", DRAFT)]
         pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]
-        tests += under(rate, [
+        tests += under(f"{rate}{of}", [
             {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in pairs
         ])  # fmt: skip
     return one_family(tests), rows
