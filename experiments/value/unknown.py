@@ -50,6 +50,8 @@ METHODS: dict[float, tuple[str | Method, ...]] = {
     0.4: ("draft", "target_on_device", LIST, random_control(LIST), "random", "adahi", "random_learned", "learned"),
     0.2: ("random", "adahi", "random_learned", "learned"),
 }
+# Methods that no rate changes; and the one that asks no server.
+UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
 # What needs no server: a draft of all ten tasks, of the same size, and the target in one step; with its Euler steps.
 ALONE = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}
 PAIRS = [
@@ -80,7 +82,7 @@ def train(folder: Path, run: Run) -> dict[str, Any]:
 
 def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
     """A policy without a server, in so many steps where it is a flow."""
-    return succeeded(pair_of(policy, policy, folder, steps), ("target_on_device",), RATES[0], folder, run)
+    return succeeded(pair_of(policy, policy, folder, steps), (DEVICE,), RATES[0], folder, run)
 
 
 def gates(rate: float, folder: Path, run: Run) -> dict[str, Any]:
@@ -118,29 +120,35 @@ def succeeded(pair: str, methods: tuple[str | Method, ...], rate: float, folder:
 def tables_of(found: Mapping[str, Any]) -> tuple[list[Table], dict[str, Any]]:
     """The table of methods and of contrasts, and facts by method and rate."""
     rows, won = [], {}
-    cells = [(name, name, of["target_on_device"]) for name, of in found.items() if name in ALONE]
-    cells += [(f"{name} {rate}", name, of) for rate in map(str, RATES) for name, of in found.get(rate, {}).items()]
+    cells = [(name, DEVICE, of[DEVICE]) for name, of in found.items() if name in ALONE]
+    cells += [
+        (name if name in UNRATED else f"{name} {rate}", name, of)
+        for rate in map(str, RATES) for name, of in found.get(rate, {}).items()
+    ]  # fmt: skip
     for label, name, of in cells:
         won[label] = np.array([*map(float, of["won"])])
         parts = {
             key: asdict(wilson(int(each.sum()), len(each)))
             for key, each in (("success", won[label]), ("known", won[label][::2]), ("other", won[label][1::2]))
         }  # fmt: skip
-        scored = name in ("adahi", "learned")
-        rows.append({"method": label, **of, **parts, "auroc": of["auroc"] if scored else None})
-    tests = []
+        asks = {"sent": None, "asked": [None, None]} if name == DEVICE else {}
+        scored = {} if name in ("adahi", "learned") else {"auroc": None}
+        rows.append({"method": label, **of, **parts, **asks, **scored})
+    tests = dict[tuple[str, str], None]()
     for rate in RATES:
         for gate, control in PAIRS:
-            rivals = (f"{control} {rate}", f"draft {RATES[0]}", *ALONE, *(f"list {rate}",) * (gate != "list"))
-            tests += [(f"{gate} {rate}", rival) for rival in rivals if {f"{gate} {rate}", rival} <= won.keys()]
+            first, random = (name if name in UNRATED else f"{name} {rate}" for name in (gate, control))
+            rivals = (random, "draft", *ALONE, *("list",) * (gate != "list"))
+            tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
     family = one_family(under(SUITE, [
         {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in tests
     ]))  # fmt: skip
     shown = Table(
         "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
-        "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks.",
+        "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
+        "on all of these.",
         "method | success | known tasks | other tasks | asked | on known | on other | AUROC",
-        "`{method}` | {success:ci2} | {known:ci2} | {other:ci2} | {sent:.2f} | {asked[0]:.2f} | {asked[1]:.2f} "
+        "`{method}` | {success:ci2} | {known:ci2} | {other:ci2} | {sent:.2f?} | {asked[0]:.2f?} | {asked[1]:.2f?} "
         "| {auroc:.2f?}", rows,
     )  # fmt: skip
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
