@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
-from experiments.report import Picture, Report, Table, contrast_table, one_family, significant, under
+from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads, unknown
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
 
@@ -20,7 +20,6 @@ ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
 SHUFFLED, SCHEDULE, PERIODIC, DRAFT = "shuffled oracle", "schedule", "periodic", "distilled draft"
 DEAD, SAMPLES = 0.05, 1000
 HEADS = list(heads.all_of("summary"))
-DEPLOYABLE = ("deviation", "uncertainty", "learned", HEAD)
 CONTROLS = [(HEAD, other) for other in ("deviation", "shuffled head", "time head", "history head", SCHEDULE, PERIODIC)]
 CONTROLS += [(PRIVILEGED, HEAD), (HEAD, DRAFT)]
 
@@ -121,12 +120,11 @@ def report(results: Mapping[str, Any]) -> Report:
 
     tests, gates = closed_loop(results["gate"])
     retests, again = closed_loop(results["fresh"], ", new episodes")
-    own = [row for row in tests if row["second"] == "random" and row["first"] in DEPLOYABLE]
     learnt = []
     for rate, found in results["heads"].items():
         sees = {name: head.about for name, head in heads.all_of(found["chosen"]).items()}
         sees[ORACLE] = "half of the continuations; it is valued on the others"
-        names = (*DEPLOYABLE[:3], "rejection", *HEADS, ORACLE)
+        names = ("deviation", "uncertainty", "learned", "rejection", *HEADS, ORACLE)
         learnt += [{"wanted": rate, "score": name, "sees": sees.get(name, "-"), **found[name]} for name in names]
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "heads": results["heads"],
@@ -135,7 +133,6 @@ def report(results: Mapping[str, Any]) -> Report:
         "retest": {f"{row['first']} - {row['second']} {row['on'].partition(',')[0]}": row for row in retests},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
-        "deployable": {"all": len(own), "better": len(significant(own, 1)), "worse": len(significant(own, -1))},
         "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
         "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
     }  # fmt: skip
