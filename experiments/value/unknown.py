@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.grid import ROOT, Cell, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
@@ -22,13 +23,15 @@ from specact.gates import Gate
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, random_control
-from specact.lab.rollout.statistics import contrast, roc_auc, wilson
+from specact.lab.rollout.statistics import contrast, roc_auc, seeds_interval, wilson
 from specact.types import Proposal
 
 SUITE, TARGET, DRAFT = "metaworld", "metaworld-flow", "metaworld-draft"
 TASKS = tuple(INSTRUCTIONS)
 KNOWN = TASKS[::2]  # an episode's task is its number modulo ten: those of even numbers are known
 EPISODES, RATES, LESSONS = 200, (0.4, 0.2), 3000
+# Seeds of the draft's training; those after the first are judged at the first rate alone.
+TRAININGS = ("", "-1", "-2")
 
 
 class Unlisted(Gate):
@@ -50,6 +53,8 @@ METHODS: dict[float, tuple[str | Method, ...]] = {
     0.4: ("draft", "target_on_device", LIST, random_control(LIST), "random", "adahi", "random_learned", "learned"),
     0.2: ("random", "adahi", "random_learned", "learned"),
 }
+# Of the episodes all, those of known tasks, and the others.
+SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
 # Methods that no rate changes; and the one that asks no server.
 UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
 # What needs no server: a draft of all ten tasks, of the same size, and the target in one step; with its Euler steps.
@@ -60,22 +65,23 @@ PAIRS = [
 
 
 def plan() -> Iterator[Cell]:
-    """The draft, what needs no server, and gates at each rate."""
-    yield Cell("unknown/draft", train)
+    """The drafts, what needs no server, and gates at each rate."""
+    yield from (Cell(f"unknown/draft{training}", partial(train, training)) for training in TRAININGS)
     for name, (policy, steps) in ALONE.items():
         yield Cell(f"unknown/{name}", partial(alone, policy, steps))
-    for rate in RATES:
-        yield Cell(f"unknown/{rate}", partial(gates, rate))
+    for rate, training in [(rate, "") for rate in RATES] + [(RATES[0], training) for training in TRAININGS[1:]]:
+        yield Cell(f"unknown/{rate}{training}", partial(gates, rate, training))
 
 
-def train(folder: Path, run: Run) -> dict[str, Any]:
+def train(training: str, folder: Path, run: Run) -> dict[str, Any]:
     """Trains the draft: the recipe of the one of ten tasks, on recordings of five."""
     data = run.needed("recordings of five tasks").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     names = ", ".join(f'"metaworld-{task}"' for task in KNOWN)
     text = (ROOT / "recipes" / f"{DRAFT}.toml").read_text()
     recipe = folder / "recipe.toml"
-    recipe.write_text(text.replace(f'data = ["{SUITE}"]', f"data = [{names}]"))
+    seed = training.removeprefix("-") or 0
+    recipe.write_text(text.replace(f'data = ["{SUITE}"]', f"seed = {seed}\ndata = [{names}]"))
     specact("train", recipe.resolve(), "--data", data, "--out", (folder / "run").resolve(), folder=ROOT)
     return {"tasks": list(KNOWN)}
 
@@ -85,14 +91,16 @@ def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
     return succeeded(pair_of(policy, policy, folder, steps), (DEVICE,), RATES[0], folder, run)
 
 
-def gates(rate: float, folder: Path, run: Run) -> dict[str, Any]:
-    """Gates before the target, at a rate."""
-    run.result("unknown/draft")
-    pair = pair_of(str(run.out / "unknown/draft/run/bundles" / DRAFT), TARGET, folder, 10)
+def gates(rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Gates before the target, at a rate, of a training of the draft."""
+    drafts = f"unknown/draft{training}"
+    run.result(drafts)
+    pair = pair_of(str(run.out / drafts / "run/bundles" / DRAFT), TARGET, folder, 10)
     lessons, few = run.few(LESSONS), run.few(40)
     specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
             "--workers", run.pool.workers)  # fmt: skip
-    return succeeded(pair, METHODS[rate], rate, folder, run)
+    methods = tuple(method for method in METHODS[rate] if not training or method != DEVICE)
+    return succeeded(pair, methods, rate, folder, run)
 
 
 def pair_of(draft: str, target: str, folder: Path, steps: int) -> str:
@@ -117,23 +125,30 @@ def succeeded(pair: str, methods: tuple[str | Method, ...], rate: float, folder:
     return found
 
 
+def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Of one training, or over several."""
+    return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
+
+
 def tables_of(found: Mapping[str, Any]) -> tuple[list[Table], dict[str, Any]]:
-    """The table of methods and of contrasts, and facts by method and rate."""
-    rows, won = [], {}
-    cells = [(name, DEVICE, of[DEVICE]) for name, of in found.items() if name in ALONE]
-    cells += [
-        (name if name in UNRATED else f"{name} {rate}", name, of)
-        for rate in map(str, RATES) for name, of in found.get(rate, {}).items()
-    ]  # fmt: skip
-    for label, name, of in cells:
-        won[label] = np.array([*map(float, of["won"])])
-        parts = {
-            key: asdict(wilson(int(each.sum()), len(each)))
-            for key, each in (("success", won[label]), ("known", won[label][::2]), ("other", won[label][1::2]))
-        }  # fmt: skip
-        asks = {"sent": None, "asked": [None, None]} if name == DEVICE else {}
-        scored = {} if name in ("adahi", "learned") else {"auroc": None}
-        rows.append({"method": label, **of, **parts, **asks, **scored})
+    """The table of methods and of contrasts, and facts by method and rate; of several trainings their means."""
+    rows, won = list[dict[str, Any]](), dict[str, NDArray[np.float64]]()
+    cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in ALONE]
+    for rate in RATES:
+        trainings = [found[f"{rate}{training}"] for training in TRAININGS if f"{rate}{training}" in found]
+        for name in trainings[0] if trainings else ():
+            label = name if name in UNRATED else f"{name} {rate}"
+            cells.append((label, name, [of[name] for of in trainings if name in of]))
+    for label, name, parts in cells:
+        letters = [np.array([*map(float, of["won"])]) for of in parts]
+        won[label] = np.mean(letters, axis=0)
+        means = {key: np.mean([of[key] for of in parts], axis=0).tolist() for key in ("sent", "asked")}
+        rows.append({
+            "method": label, "trainings": ", ".join(f"{of.mean():.2f}" for of in letters),
+            **{key: success([of[at] for of in letters]) for key, at in SHARES.items()},
+            **({"sent": None, "asked": [None, None]} if name == DEVICE else means),
+            "auroc": float(np.mean([of["auroc"] for of in parts])) if name in ("adahi", "learned") else None,
+        })  # fmt: skip
     tests = dict[tuple[str, str], None]()
     for rate in RATES:
         for gate, control in PAIRS:
@@ -146,10 +161,10 @@ def tables_of(found: Mapping[str, Any]) -> tuple[list[Table], dict[str, Any]]:
     shown = Table(
         "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
         "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
-        "on all of these.",
-        "method | success | known tasks | other tasks | asked | on known | on other | AUROC",
-        "`{method}` | {success:ci2} | {known:ci2} | {other:ci2} | {sent:.2f?} | {asked[0]:.2f?} | {asked[1]:.2f?} "
-        "| {auroc:.2f?}", rows,
+        "on all of these. Where there are several trainings of the draft, intervals are over trainings and episodes.",
+        "method | success | by training | known tasks | other tasks | asked | on known | on other | AUROC",
+        "`{method}` | {success:ci2} | {trainings} | {known:ci2} | {other:ci2} | {sent:.2f?} | {asked[0]:.2f?} "
+        "| {asked[1]:.2f?} | {auroc:.2f?}", rows,
     )  # fmt: skip
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
     return [shown, contrast_table(family, "unknown-contrasts")], facts
