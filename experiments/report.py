@@ -45,6 +45,8 @@ class Table:
         heads: of its columns, between bars; without them it stands in its file alone.
         cells: of a row, as of :func:`fields`.
         rows: of its file, and in that order on the page.
+        across: of a long table what the page shows of it, as three cells: a row for each of the first, a column for
+            each of the second, and in it the third.
     """
 
     name: str
@@ -52,10 +54,15 @@ class Table:
     heads: str = ""
     cells: str = ""
     rows: Sequence[Metrics] = ()
+    across: str = ""
 
     def markdown(self, link: str) -> str:
-        heads = [head.strip() for head in self.heads.split("|")]
-        lines = [heads, ["---"] * len(heads), *(fields(self.cells, row) for row in self.rows)]
+        heads, rows = [head.strip() for head in self.heads.split("|")], [fields(self.cells, row) for row in self.rows]
+        if self.across:
+            grid = {(name, column): cell for name, column, cell in (fields(self.across, row) for row in self.rows)}
+            names, columns = (list(dict.fromkeys(key[axis] for key in grid)) for axis in (0, 1))
+            heads, rows = ["", *columns], [[name, *(grid.get((name, at), "") for at in columns)] for name in names]
+        lines = [heads, ["---"] * len(heads), *rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{body}\n\n*{self.about}* [CSV]({link})"
 

@@ -200,22 +200,24 @@ def report(results: Results) -> Report:
     for test, (first, second) in zip(family, pairs, strict=True):
         facts[first["fact"].format(f"{first['method']}_{second['method']}")] = test
     groups["links"] = [{**row, "link": link} for link in RECORDED for row in groups[link]]
-    # Of every table what a row is, and its first columns.
+    # Of every table what a row is, its first columns, and what the page shows.
     abouts = {
         world: (
             f"{of.episodes} paired episodes of {of.name}; d: control steps of {1e3 / of.rate_hz:.0f} ms until a "
-            "chunk can be played; 95 % intervals over episodes. Steps and jerk at seams are of the actions. Without a "
-            "chunk: share of the time in which the robot holds still, or its draft acts.",
-            "method | d", "`{method}` | {at}",
+            "chunk can be played; 95 % intervals over episodes. In the file also jerk and the largest step at seams, "
+            "requests, and the share of the time without a chunk, in which the robot holds still or its draft acts.",
+            "method | d", "`{method}` | {at}", "`{method}` | d = {at} | {success:ci2}",
         ) for world, of in WORLDS.items()
     } | {
         "links": (
             f"{EPISODES} paired episodes of {ball} over recorded links; an inference takes {1e3 * INFERENCE_S:.0f} ms.",
-            "link | method", "{link} | `{method}`",
+            "link | method", "{link} | `{method}`", "`{method}` | {link} | {success:ci2}",
         ),
-        "own": (f"Each at its best of {CHOSEN} other episodes.", "method | d | every", "`{method}` | {at} | {every}"),
+        "own": (f"Each at its best of {CHOSEN} other episodes.", "method | d | every", "`{method}` | {at} | {every}",
+                "`{method}` | d = {at} | {success:ci2}, every {every}"),
         "gates": (f"`corrected_hidden` at d = {corrected.GATED_AT}, asking as often as every so many steps would; of "
-                  f"{corrected.CALIBRATED} other episodes are the thresholds.", "gate | every", "`{method}` | {at}"),
+                  f"{corrected.CALIBRATED} other episodes are the thresholds.", "gate | every", "`{method}` | {at}",
+                  "`{method}` | every {at} | {success:ci2}"),
     }  # fmt: skip
     heads = "without a chunk | success | score | largest step at a seam | jerk at seams | jerk | requests [1/s]"
     cells = (
@@ -223,8 +225,8 @@ def report(results: Results) -> Report:
         "| {jerk[mean]:.0f} | {requests_hz:.1f}"
     )
     tables = [
-        Table(name, about, f"{first} | {heads}", f"{own} | {cells}", groups[name])
-        for name, (about, first, own) in abouts.items() if groups[name]
+        Table(name, about, f"{first} | {heads}", f"{own} | {cells}", groups[name], across)
+        for name, (about, first, own, across) in abouts.items() if groups[name]
     ]  # fmt: skip
     if results.get("errors"):
         about = "Root mean square of what the target says now, less its chunk of so many steps before; held out."

@@ -41,7 +41,7 @@ def report(results: Mapping[str, Any]) -> Report:
     ]  # fmt: skip
     rows = [
         {"pair": pair, "robots": size, "discipline": name, **found, **success_of(won_of(found))}
-        for pair, size, name, found in sorted(cells, key=lambda cell: (cell[0], -cell[1]))
+        for pair, size, name, found in sorted(cells, key=lambda cell: cell[:2])
     ]
     at = {(row["pair"], row["robots"], row["discipline"]): row for row in rows}
     draft = {row["pair"]: row for row in rows if row["discipline"] == "draft"}
@@ -54,12 +54,13 @@ def report(results: Mapping[str, Any]) -> Report:
         if (pair, size, first) in at and (pair, size, second) in at
     )  # fmt: skip
     success = Table(
-        "success", "A row per pair, size of a fleet and discipline: success over episodes and its mean over the worst "
-        "tenth of robots, with 95 % intervals over robots; of inferences, requests, those that the target served, and "
-        "replies in time; 99 % of requests waited for the target, and for their reply, no longer than so [ms].",
+        "success", "Success by discipline, pair and robots in a fleet, with 95 % intervals over robots. In the file "
+        "also that of the worst tenth of robots; of inferences, requests, those that the target served, and replies in "
+        "time; and how long 99 % of requests waited at most for the target, and for their reply [ms].",
         "pair | robots | discipline | success | worst tenth | asked | served | in time | queue | reply",
         "{pair} | {robots} | {discipline} | {success:ci2} | {worst:ci2} | {asked:.2f} | {served:.2f} | {in_time:.2f} | "
         "{queue_p99_ms:.0f?} | {reply_p99_ms:.0f?}", [row | {"won": None} for row in rows],
+        "{discipline} | {pair}, {robots} | {success:ci2}",
     )  # fmt: skip
     pairs = list(results)
 
@@ -76,7 +77,8 @@ def report(results: Mapping[str, Any]) -> Report:
             axes.set_xscale("log", base=2)
         return figure
 
-    facts: dict[str, Any] = {"contrasts": len(family), "episodes": won_of(rows[0]).size, "robots": len(rows[0]["won"])}
+    fleet = won_of(rows[-1])
+    facts: dict[str, Any] = {"contrasts": len(family), "episodes": fleet.size, "robots": len(fleet)}
     for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS}.items():
         of = [row for row in family if (row["first"], row["second"]) in chosen]
         facts[name] = {"all": len(of), "better": len(significant(of, 1)), "worse": len(significant(of, -1))}

@@ -116,10 +116,11 @@ def report(results: Mapping[str, Any]) -> Report:
             [{"about": about, **row} for name, about in JERK.items() for row in beside_first(sweeps[name])],
         ),
         Table(
-            "graded", "A moving goal: success, and how nearly the ball rested on the goal (1 on success).",
-            "device | setting | inference [ms] | episodes | success | score",
+            "graded", "A moving goal: success on devices, and, after it, how nearly the ball rested on the goal (1 on "
+            "success).", "device | setting | inference [ms] | episodes | success | score",
             "{hardware} | `{setting}` | {inference_ms:.0f} | {n} | {success:ci2} | {score:.2f}",
             [cell_row(cell) for cell in chase["cells"] if cell["pace"] and cell["strength"]],
+            "`{setting}` | {hardware} | {success:ci2}, {score:.2f}",
         ),
         *(Table(name, f"All settings: {found['command']}", _HEADS, _CELLS, [cell_row(cell) for cell in found["cells"]])
           for name, found in sweeps.items()),

@@ -280,10 +280,12 @@ def report(results: Results) -> Report:
         ),
         Table(
             "heisd", "HeiSD, its variants and controls in 200 paired episodes. Acceptance length: tokens for each pass "
-            "of the target, those of unverified chunks included, as in the paper; greedy decoding's is 1.",
+            "of the target, those of unverified chunks included, as in the paper; greedy decoding's is 1. In brackets "
+            "the share of chunks that is not verified.",
             "policy | method | success | not verified | acceptance length",
             "{policy} | `{name}` | {success:ci2} | {unverified:.2f} | {length:.2f?}",
             [row for row in _closed_loop(summaries) if row["name"] in HEISD],
+            "`{name}` | {policy} | {success:ci2} ({unverified:.2f}), {length:.2f}",
         ),
         Table(
             "boundary", "HeiSD's boundary of F, fitted to held-out inferences: accepted tokens of a chunk with the "

@@ -156,9 +156,10 @@ def report(results: Mapping[str, Any]) -> Report:
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
-    more, facts["unknown"] = unknown.tables_of(results["unknown"])
+    more = unknown.report(results["unknown"])
+    facts["unknown"] = more.facts
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
-    return Report([*tables, *more], facts, [Picture("value.svg", draw)])
+    return Report([*tables, *more.tables], facts, [Picture("value.svg", draw), *more.pictures])
 
 
 def closed_loop(rates: Mapping[str, Any], of: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

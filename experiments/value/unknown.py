@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.figures import draw_series, points_of
 from experiments.grid import ROOT, Cell, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
-from experiments.report import Table, contrast_table, one_family, under
+from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from specact.families.chunks.pair import PairSettings
 from specact.gates import Gate
 from specact.lab.envs.metaworld import INSTRUCTIONS
@@ -59,6 +60,11 @@ SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, 
 UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
 # What needs no server: a draft of all ten tasks, of the same size, and the target in one step; with its Euler steps.
 ALONE = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}
+# Of the picture, by the method in whose colour they are drawn.
+SHOWN = {
+    "draft": "draft", "random": "random", "adahi": "adahi", "learned": "learned", "oracle": "list",
+    "head_draft": "draft of ten", "target_on_device": "one step",
+}  # fmt: skip
 PAIRS = [
     (gate, control) for gate, control in (("list", "random_list"), ("adahi", "random"), ("learned", "random_learned"))
 ]
@@ -130,8 +136,8 @@ def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
 
 
-def tables_of(found: Mapping[str, Any]) -> tuple[list[Table], dict[str, Any]]:
-    """The table of methods and of contrasts, and facts by method and rate; of several trainings their means."""
+def report(found: Mapping[str, Any]) -> Report:
+    """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
     rows, won = list[dict[str, Any]](), dict[str, NDArray[np.float64]]()
     cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in ALONE]
     for rate in RATES:
@@ -167,4 +173,9 @@ def tables_of(found: Mapping[str, Any]) -> tuple[list[Table], dict[str, Any]]:
         "| {asked[1]:.2f?} | {auroc:.2f?}", rows,
     )  # fmt: skip
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
-    return [shown, contrast_table(family, "unknown-contrasts")], facts
+    drawn = {
+        style: points_of({row["sent"] or 0.0: row["success"] for row in rows if row["method"].partition(" 0")[0] == of})
+        for style, of in SHOWN.items()
+    }
+    picture = partial(draw_series, drawn, "share of inferences that ask", "success", "Meta-World, ten tasks", SHOWN)
+    return Report([shown, contrast_table(family, "unknown-contrasts")], facts, [Picture("unknown.svg", picture)])

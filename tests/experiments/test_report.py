@@ -53,6 +53,21 @@ def test_tables_keep_their_digits_below_their_stamp() -> None:
     assert "0.67 [0.50, 0.80]" in files[RESULTS / "tables" / "trial.html"]
 
 
+def test_a_long_table_stands_across_on_the_page_and_whole_in_its_file() -> None:
+    rows = [{"name": name, "d": d, "success": 0.5 + d / 4} for name, d in (("a", 0), ("a", 1), ("b", 1))]
+    table = Table(
+        "long", "Three.", "name | d | success", "{name} | {d} | {success}", rows, "{name} | d = {d} | {success}"
+    )
+    page = table.markdown("long.csv")
+    assert page.splitlines()[:4] == [
+        "|  | d = 0 | d = 1 |",
+        "| --- | --- | --- |",
+        "| a | 0.5 | 0.75 |",
+        "| b |  | 0.75 |",
+    ]
+    assert len(list(csv.reader(io.StringIO(table.csv(""))))) == 2 + len(rows)
+
+
 def test_p_is_corrected_over_the_whole_family() -> None:
     assert [row["p_holm"] for row in CONTRASTS] == [0.02, 0.3]
     assert [one_family([row])[0]["p_holm"] for row in CONTRASTS] == [0.01, 0.3], "alone, smaller"

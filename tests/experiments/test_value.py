@@ -11,7 +11,7 @@ import pytest
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
-from experiments.value.unknown import KNOWN, SUITE, TASKS, Unlisted, tables_of
+from experiments.value.unknown import KNOWN, SUITE, TASKS, Unlisted, report
 
 from specact.lab.envs import load_task
 from specact.lab.envs.metaworld import INSTRUCTIONS
@@ -204,10 +204,13 @@ def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
     cell = {"asked": [0.0, 1.0], "sent": 0.5, "auroc": 1.0}
     always, never = {**cell, "won": "1111" * 5}, {**cell, "won": "1010" * 5}
     gated = {"draft": never, "random": never, "adahi": always}
-    (shown, contrasts), facts = tables_of(
-        {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
-    )
+    found = {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
+    of = report(found)
+    shown, contrasts = of.tables
     assert [row["method"] for row in shown.rows] == ["one step", "draft", "random 0.4", "adahi 0.4"]
-    assert facts["draft"]["known"]["mean"] == 1.0 and facts["draft"]["other"]["mean"] == 0.0
+    assert of.facts["draft"]["known"]["mean"] == 1.0 and of.facts["draft"]["other"]["mean"] == 0.0
     rivals = {row["second"]: row["difference"] for row in contrasts.rows}
     assert rivals == {"random 0.4": 0.5, "draft": 0.5, "one step": 0.0}
+    again = report(found | {"0.4-1": {"draft": never, "adahi": never}}).facts
+    assert again["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
+    assert again["adahi 0.4 - draft"]["difference"] == 0.25
