@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FLOW
 from experiments.flash import cost_of, measure_rounds
 from experiments.grid import Cell, Experiment, Results, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
-from experiments.report import Report, Table, contrast_table, filled, one_family
+from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
@@ -94,6 +95,11 @@ GOES_ON: dict[str, tuple[str | Method, ...]] = {
     "gates-0.4": (ALONE, "draft", "random", "adahi"), "gates-0.2": ("random", "adahi"),
     "full": (FLOW["full"],), "full_1": (FLOW["full_1"],),
     "checked": tuple(FLOW[name] for name in ("flash", "flash_fitted", "block")),
+}  # fmt: skip
+# Of the picture, by the method in whose colour they are drawn.
+SHOWN = {
+    "draft": "draft", "random": "random", "adahi": "adahi", "learned": "learned", "hybrid": "hybrid",
+    "target": "full", "target_on_device": "full_1",
 }  # fmt: skip
 # Trainings of one recipe; and what is kept of a method besides outcomes.
 SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-flow-60-2")
@@ -365,4 +371,11 @@ def report(results: Results) -> Report:
               "{paper} | {claim} | {model} | {data} | {hardware} | {ours}", list(beside(facts))),
         contrast_table(tests, family="success, every method against its control, or the first one of its policy"),
     ]  # fmt: skip
-    return Report(tables, facts)
+    drawn = {
+        style: points_of({row["sent"] or 0.0: row["success"] for row in rows if row["policy"] == LONGER
+                          and row["name"].partition(" ")[0] == of}) for style, of in SHOWN.items()
+    }  # fmt: skip
+    drawn = {style: points for style, points in drawn.items() if points}
+    named = SHOWN | {"target": "ten steps, no draft", "target_on_device": "one step, no draft"}
+    picture = partial(draw_series, drawn, "share of inferences that ask", "success", "LIBERO-Spatial", named)
+    return Report(tables, facts, [Picture("libero.svg", picture)])
