@@ -110,6 +110,9 @@ GATES: dict[str, tuple[float, tuple[str, ...]]] = {
     f"gates-{rate}": (rate, (ALONE, "draft", "random", "adahi", "hybrid")) for rate in RATES
 }
 GATES |= {f"learned-{rate}": (rate, ("learned",)) for rate in RATES}
+# Asks after so many skips in a row, whatever the score; chosen on the hundred episodes after those it is judged on.
+SKIPS, LIMIT = "skips-0.4", 3
+GATES[SKIPS] = (0.4, ("random", "adahi"))
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -120,7 +123,9 @@ def plan(run: Run) -> Iterator[Cell]:
         for name in (name for name in rows if checked or name != "checked"):
             yield Cell(f"{policy}/{name}", partial(measure, QUANTISED.get(name, policy), rows[name]))
         for name, (rate, methods) in GATES.items() if policy in PAIRS else ():
-            yield Cell(f"{policy}/{name}", partial(gated, policy, rate, (methods, SPATIAL, PAIRS[policy][1])))
+            options = (f"max_skips={LIMIT}",) if name == SKIPS else ()
+            row = methods, SPATIAL, PAIRS[policy][1]
+            yield Cell(f"{policy}/{name}", partial(gated, policy, rate, row, options=options))
         for name, going_on in GOES_ON.items() if policy == LONGER else ():
             done = rows[name][2] if name in rows else PAIRS[policy][1]
             of = measure if name in rows else partial(gated, rate=GATES[name][0])
@@ -151,7 +156,7 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
-def gated(policy: str, rate: float, row: Row, folder: Path, run: Run) -> dict[str, Any]:
+def gated(policy: str, rate: float, row: Row, folder: Path, run: Run, options: tuple[str, ...] = ()) -> dict[str, Any]:
     """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
     pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
@@ -161,7 +166,7 @@ def gated(policy: str, rate: float, row: Row, folder: Path, run: Run) -> dict[st
         specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
                 "--workers", 1, "--seed", run.seed)  # fmt: skip
     what = Evaluation(pair, env, methods, len(episodes), rate=rate, calibration_episodes=CALIBRATED)
-    return succeeded(replace(what, first=episodes.start), folder, run)
+    return succeeded(replace(what, first=episodes.start, gate_options=options), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
@@ -214,7 +219,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
             for method, of in found.get(name, {}).items():
                 label = name if len(found[name]) == 1 else method
                 if name in GATES:
-                    label = method if method in UNRATED else f"{method} {GATES[name][0]}"
+                    label = method if method in UNRATED else f"{method} {GATES[name][0]}{', limit' * (name == SKIPS)}"
                 if label in labels:
                     continue
                 labels.add(label)
@@ -241,6 +246,12 @@ RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
         (policy, f"{gate} {rate}"): ((None, "draft"), (None, f"random {rate}"))
         for policy in PAIRS for rate in RATES for gate in ("adahi", "learned", "random")
     },
+    **{
+        (policy, "adahi 0.4, limit"): tuple(
+            (None, other) for other in ("random 0.4, limit", "random 0.4", "adahi 0.4", "draft")
+        ) for policy in PAIRS
+    },
+    **{(policy, "random 0.4, limit"): ((None, "random 0.4"),) for policy in PAIRS},
     **{
         ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked", "block"))
         for name in ("flash", "flash_fitted")
