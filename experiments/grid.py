@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,7 @@ class Experiment:
     results: Path
 
     @classmethod
+    @cache
     def load(cls, name: str) -> Experiment:
         """The experiment of this name."""
         module: Any = import_module(f"experiments.{name}")
@@ -187,9 +188,14 @@ class Experiment:
         name = self.results.parent.name
         return {f"{name}: {cell}": row for cell, row in self.provenance().items() if fnmatch(cell, cells)}
 
+    @cached_property
+    def published(self) -> Report:
+        """The report of the stored results."""
+        return self.report(self.stored())
+
     def files(self) -> dict[Path, bytes]:
         """Its page, tables and pictures, from the stored results."""
-        report, prose = self.report(self.stored()), self.results.with_name("report.md").read_text()
+        report, prose = self.published, self.results.with_name("report.md").read_text()
         texts = report.files(self.results.parent.name, prose, self.provenance())
         pictures = {RESULTS / picture.file: drawn(picture) for picture in report.pictures}
         return {file: text.encode() for file, text in texts.items()} | pictures

@@ -14,10 +14,7 @@ PROSE = {RESULTS / "index.md": "verdicts.md", RESULTS / "claims.md": "claims.md"
 
 def files() -> dict[Path, bytes]:
     """The text of the pages, by file; of the README only what stands between its marks is new."""
-    facts: dict[str, Any] = {}
-    for name in NAMES:
-        experiment = Experiment.load(name)
-        facts[name] = experiment.report(experiment.stored()).facts
+    facts: dict[str, Any] = {name: Experiment.load(name).published.facts for name in NAMES}
     facts["claims"] = claims_table(facts)
     texts = {page: filled(Path(__file__).with_name(prose).read_text(), facts) for page, prose in PROSE.items()}
     readme = ROOT / "README.md"

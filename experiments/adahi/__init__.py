@@ -1,6 +1,6 @@
 """ADAHI's study: methods at three rates on six pairs, with drafts trained otherwise, and over real sockets.
 
-``specact report OUT`` draws rejection over deviation, and success over finer rates, from the folder of a run.
+``specact report OUT`` draws rejection over deviation from the folder of a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ AT_RATE = (
 DISTILLED = (
     "draft", "head_draft", "hybrid", "random", "random_learned", "adahi", "learned", "learned_action", "oracle",
 )  # fmt: skip
-CURVE = ("random", "random_learned", "adahi", "uncertainty", "learned", "oracle")
 UNLIMITED = ("random_learned", "head_random", "learned", "learned_action", "oracle")
 # Pairs whose demonstrations a scripted expert makes; the others' were recorded.
 SCRIPTED = ("ball", "swarm", "peg")
@@ -47,7 +46,7 @@ class Size:
 
     Attributes:
         table: at a rate of .6; real: over real sockets; calibration: of a round, where a threshold has to be found.
-        rates, at_rate: the other rates with a table of their own, and their episodes; curve, on_curve: those between.
+        rates, at_rate: the other rates, and their episodes.
         undertrained, distilled: with these drafts, the latter at the first of the other rates.
         left_out: methods that are left out because they take too long.
         lowest: rate that the limit on ADAHI's skips forces, as the pair recommends it.
@@ -56,8 +55,6 @@ class Size:
     table: int
     rates: tuple[float, ...]
     at_rate: int
-    curve: tuple[float, ...]
-    on_curve: int
     real: int
     undertrained: int
     distilled: int = 0
@@ -66,18 +63,18 @@ class Size:
     lowest: float = 0.2
 
 
-_CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, real=15, undertrained=300, distilled=300)
-_OTHERS = Size(100, (0.4,), 100, (), 0, real=4, undertrained=50, distilled=60, calibration=20)
+_CHEAP = Size(500, (0.4, 0.2), 300, real=15, undertrained=300, distilled=300)
+_OTHERS = Size(100, (0.4,), 100, real=4, undertrained=50, distilled=60, calibration=20)
 SIZES = {
     "ball": replace(_CHEAP, lowest=0.0),
-    "swarm": replace(_CHEAP, table=300, curve=(), on_curve=0),
+    "swarm": replace(_CHEAP, table=300),
     # An episode has 450 inferences, so a few are enough for a threshold, and takes two seconds each: parts that other
     # pairs show as well are left out.
     "kitchen": Size(
-        30, (0.4,), 20, (), 0, real=0, undertrained=0,
+        30, (0.4,), 20, real=0, undertrained=0,
         left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
     ),
-    "pusht": Size(200, (0.4, 0.2), 150, (), 0, real=5, undertrained=60, distilled=100, calibration=20),
+    "pusht": Size(200, (0.4, 0.2), 150, real=5, undertrained=60, distilled=100, calibration=20),
     "relocate": _OTHERS, "peg": _OTHERS,
 }  # fmt: skip
 
@@ -126,8 +123,6 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
     if size.undertrained:
         yield cell(f"{pair}-undertrained/table", UNDERTRAINED, size.undertrained)
     yield from map(at, size.rates[1:])
-    for rate in size.curve:
-        yield cell(f"{pair}/rate-{rate:g}", CURVE, size.on_curve, rate)
 
 
 def _imitation(pair: str, run: Run) -> dict[str, Any]:

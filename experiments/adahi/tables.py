@@ -180,12 +180,12 @@ def report(results: Mapping[str, Any]) -> Report:
     ranks = {pair: of["rank"] for pair, of in by.items()}
     # Contrasts of other families, and the readings that were compared there.
     gates, tokens = (Experiment.load(name) for name in ("gates", "tokens"))
-    euclidean = gates.report(gates.stored()).facts
+    euclidean = gates.published.facts
     written = [row for found in results["thresholds"].values() for row in found if row["rejection"] != "fitted"]
     rates = [row["rate"] for row in written if row["rate"] is not None]
     facts: dict[str, Any] = {
         "euclidean": {pair: euclidean[f"{pair}_euclidean"] for pair in ("kitchen", "swarm", "ball", "pusht")},
-        "tokens": tokens.report(tokens.stored()).facts["gate_adahi_random"],
+        "tokens": tokens.published.facts["gate_adahi_random"],
         "limits": " and ".join(f"`{pair}` ({of['max_skips']})" for pair, of in settings.items() if of["max_skips"]),
         "chosen": " and ".join(f"`{reading}` on {pair}" for pair, reading in chosen.items() if reading != "euclidean"),
         "hybrid_errors": max(of["errors"] for of in by.values()),

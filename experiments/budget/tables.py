@@ -175,9 +175,7 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
               "pair | target, ms | draft, ms | a chunk lasts, ms | does not fit below, of this core",
               "`{name}` | {target_ms:.2f} | {draft_ms:.2f} | {chunk_ms:g} | {below:.2%}", fits),
         Table("ways", "Every way of the study: the cost is device time as a share of the target's; intervals over "
-              "training seeds and episodes.", "task | draft | method | rate | sent | cost | success | episodes",
-              "{task} | {draft} | {method} | {asked:g} | {rate:.3f} | {cost:.2f} | {success:ci2} | {episodes}",
-              list(way_rows(every))),
+              "training seeds and episodes.", rows=list(way_rows(every))),
         contrast_table(tests, family="the study"),
     ]  # fmt: skip
     picture = Picture("budget.svg", lambda: draw(every, kept["parameters"]))

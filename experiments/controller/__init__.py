@@ -308,9 +308,6 @@ def report(results: Results) -> Report:
               "{name} | {audits:.0f} | {false_alarms} | {promised_at_most:.3f} | {noise_delay[0]:.0f} "
               "| {draft_delay[0]:.0f}", named(alarms)),
         Table("lives", "Every robot; values before and after the change.",
-              "pair | change | held | robot | asks | ms | set point reached after | farthest | alarm at",
-              "{env} | {drift} | {held} | {robot} | {rates[0]:.3f}, {rates[1]:.3f} "
-              "| {mean_ms[0]:.2f}, {mean_ms[1]:.2f} "
-              "| {reached_after} | {farthest:.3f} | {alarm_after}", lives),
+              rows=lives),
     ]  # fmt: skip
     return Report(tables, facts)

@@ -361,15 +361,11 @@ def report(results: Results) -> Report:
         Table(
             "variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
             "chunk, time.",
-            "method | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | ms | of `full`",
-            "`{name}` | {reused:.2f} | {cosine:.3f} | {distance:.3f} | {prefix_ms:.2f} | {ms:.2f} | {0:ci2}",
-            variants,
+            rows=variants,
         ),
         Table("pans", "Pans of smooth synthetic scenes: share found exactly, with confidence, and wrong by more than 2 "
               "pixels with confidence; frames of two scenes with confidence; the largest confidence of a wrong pan.",
-              "window | sigma, pixels | exact | confident | wrong | unrelated | largest",
-              "{window} | {sigma} | {exact:.1%} | {confident:.1%} | {wrong:.1%} | {unrelated:.1%} | {largest:.2f}",
-              moves),
+              rows=moves),
         contrast_table(contrasts, family="success on 50 and on 200 episodes"),
     ]  # fmt: skip
     facts: dict[str, Any] = {

@@ -366,8 +366,7 @@ def report(results: Results) -> Report:
         Table("trainings", "Trainings of one recipe that differ in their seed; interval over trainings and episodes.",
               "policy | trainings | episodes of each | success",
               "{policy} | {trainings} | {episodes} | {success:ci2}", seeds),
-        Table("tasks", "Success by task.", "policy | method | task | success",
-              "{policy} | `{name}` | {task} | {success[k]} of {success[n]}", per_task),
+        Table("tasks", "Success by task.", rows=per_task),
         Table("times", "Time of an inference over that in ten steps, alternating on one core, busy.",
               "policy | steps | of ten steps", "{policy} | {steps} | {time:ci2}", measured),
         Table(

@@ -1,7 +1,4 @@
-"""Speed: server and client beside openpi's, neighbours, capacity, latency over a link (docs/results/speed.md).
-
-Benchmarks measure it; latency is of an earlier version's command.
-"""
+"""Speed: server and client beside openpi's, neighbours and capacity, as benchmarks measure them."""
 
 from __future__ import annotations
 
@@ -18,15 +15,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from experiments.figures import Point, draw_series, draw_times
+from experiments.figures import Point, draw_series
 from experiments.grid import ROOT, Cell, Results, Run
 from experiments.report import Picture, Report, Table, contrast_table, one_family
-from specact.lab.report.figures import style_of
 from specact.lab.rollout.statistics import mean_interval
 
 # Servers by the names in results.
 OURS, ENDPOINT, THEIRS = SIDES = ("specact", "endpoint", "openpi")
-OTHERS, NOT = ("flask", "grpc"), {name: {"mean": None} for name in ("steps_per_s", "server_ms", "p50_ms", "p99_ms")}
+NOT = {"steps_per_s": {"mean": None}}  # measured
 POLICIES = ("ball", "ball#target", "metaworld-tokens", "metaworld-flow")
 CELLS = (*(f"openpi/{policy}" for policy in POLICIES), "device", "neighbours", "transports", "capacity", "soak")
 
@@ -69,7 +65,7 @@ def report(results: Results) -> Report:
     """docs/results/speed.md."""
     sides, held = list(of_sides(results["openpi"])), list(at_20_hz(results["openpi"]))
     device, crowds, loads = list(on_device(results["device"]["requests"])), results["neighbours"], results["capacity"]
-    ways, bare, rounds = list(over_link(results)), results["transports"], results["openpi"]["ball"]["rounds"]
+    bare, rounds = results["transports"], results["openpi"]["ball"]["rounds"]
     acts = [{"step": step, **spreads(of)} for step, of in results["device"]["act"].items()]
     tests, three = one_family(contrasts(results)), "specact | openpi's clients at our server | openpi"
     tables = [
@@ -124,17 +120,6 @@ def report(results: Results) -> Report:
             for pace, calls in bare["clients"].items() for name, of in calls.items()],
         ),
         contrast_table(tests, family="this report"),
-        Table(
-            "peers", "Flask and gRPC as well, of 23 November: steps per second; the server's processor time [ms].",
-            "policy, robots | specact | openpi | Flask, JSON | gRPC as LeRobot",
-            " | ".join(["{on}", *(f"{{{side}[steps_per_s][mean]:.0f}}; {{{side}[server_ms][mean]:.2f}}"
-                                  for side in (OURS, THEIRS, *OTHERS))]), list(of_sides(results["peers"])),
-        ),
-        Table(
-            "latency", "Mean time of an inference over the paper's Wi-Fi [ms], with a target of 38 ms.",
-            "way | sent | draft of 0.5 ms | against hybrid, JSON | draft of 6.6 ms | against hybrid, JSON",
-            "{way} | {sent:.2f} | {fast:ci1} | {fast_saved:+.0%} | {slow:ci1} | {slow_saved:+.0%}", ways,
-        ),
     ]  # fmt: skip
     facts: dict[str, Any] = {row["on"]: row for row in sides} | {f"{row['policy']} held": row for row in held}
     facts |= {f"{row['policy']} {row['name']} {row['pace']}": row for row in device}
@@ -142,13 +127,9 @@ def report(results: Results) -> Report:
     alone, theirs = (bare["network"][library]["1"] for library in ("picows, uvloop", "websockets, asyncio"))
     facts |= {"worst": max(crowds, key=lambda row: float(row["share"])), "greedy": crowds[1],
               "predicted": spread([row["ratio"] for row in loads]),
-              "saved": -next(row["fast_saved"] for row in ways if row["way"] == "adahi json"),
               "bare": spread([one / other for one, other in zip(alone, theirs, strict=True)])}  # fmt: skip
-    pictures = [
-        Picture("speed-latency.svg", partial(draw_latency, ways)),
-        Picture("speed-servers.svg", partial(draw_servers, results["openpi"]["ball#target"]["hot"])),
-    ]
-    return Report(tables, facts, pictures)
+    picture = partial(draw_servers, results["openpi"]["ball#target"]["hot"])
+    return Report(tables, facts, [Picture("speed-servers.svg", picture)])
 
 
 def of_sides(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -156,8 +137,7 @@ def of_sides(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for policy, of in found.items():
         for robots, sides in of["hot"].items():
             row: dict[str, Any] = {"on": f"{policy}, {robots}"}
-            for side in (*SIDES, *OTHERS):
-                row[side] = spreads(sides[side]) if side in sides else NOT
+            row |= {side: spreads(sides[side]) if side in sides else NOT for side in SIDES}
             row["ratio"] = ratio(sides[OURS]["steps_per_s"], sides[THEIRS]["steps_per_s"])
             if "rows" in of:
                 sizes = [spread(ms) for size, ms in of["rows"].items() if int(size) <= int(robots)]
@@ -199,28 +179,6 @@ def contrasts(results: Results) -> Iterator[dict[str, Any]]:
         p = float(stats.ttest_1samp(logs, 0.0).pvalue) if len(logs) > 1 else 1.0
         yield {"on": on, "measure": measure, "first": OURS, "second": THEIRS, "p": p,
                "difference": asdict(mean_interval(logs))}  # fmt: skip
-
-
-def over_link(results: Results) -> Iterator[dict[str, Any]]:
-    """Every way over a link, with a fast draft and with a slow one."""
-    both = {"fast": results["latency"]["ways"], "slow": results["latency-slow-draft"]["ways"]}
-    for way, found in both["fast"].items():
-        row = {"way": way, "method": found["method"], "sent": found["sent"]}
-        for draft, ways in both.items():
-            if way in ways:
-                mean, base = ways[way]["mean_ms"], ways["hybrid json"]["mean_ms"]["mean"]
-                row |= {draft: mean, f"{draft}_saved": mean["mean"] / base - 1.0}
-        yield {"slow": None, "slow_saved": None, **row}
-
-
-def draw_latency(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Mean time of an inference of every way, filled with this draft, empty with the slow one."""
-    times = [
-        (at, [row[draft][key] for key in ("mean", "low", "high")], style_of(row["method"]).colour, draft == "fast")
-        for at, row in enumerate(rows) for draft in ("fast", "slow") if row[draft] is not None
-    ]  # fmt: skip
-    about = "Filled: a draft of 0.5 ms; empty: of 6.6 ms"
-    return draw_times([row["way"] for row in rows], times, "mean time of an inference over Wi-Fi [ms]", about, 3.8)
 
 
 def draw_servers(found: Mapping[str, Any]) -> Figure:

@@ -292,15 +292,11 @@ def report(results: Results) -> Report:
           for (kind, factor, budget), rows in groups.items()),
         Table(
             "forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording [bytes/s].",
-            "link | inferences | mean | error: LSTM | last value | squared: LSTM | last value | mean of the past",
-            "{name} | {inferences:.0f} | {mean:.3g} | {forecast_mae:.3g} | {last_mae:.3g} | {forecast_rmse:.3g} "
-            "| {last_rmse:.3g} | {mean_rmse:.3g}", named(results["forecasts"]),
+            rows=named(results["forecasts"]),
         ),
         Table(
             "precision", "What fewer bits of the activations change: a probability at most, and the most likely code.",
-            "cut | bytes: float32 | float16 | uint8 | probability: float16 | uint8 | codes: float16 | uint8",
-            "{cut} | {bytes[float32]} | {bytes[float16]} | {bytes[uint8]} | {float16[probability]:.1e} "
-            "| {uint8[probability]:.1e} | {float16[codes]:.3f} | {uint8[codes]:.3f}", results["precision"],
+            rows=results["precision"],
         ),
     ]  # fmt: skip
     facts: dict[str, Any] = {

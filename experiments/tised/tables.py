@@ -47,15 +47,6 @@ CITED = {
     "level": (FAR.replace("last", "neutral"), "late adahi", "async target"),
     "beyond": (FARTHER, "late adahi", "async target"), "beyond_draft": (FARTHER, "late adahi", "draft"),
 }  # fmt: skip
-_CELLS = (
-    "`{setting}` | {pace:g}, `{idle}` | {hardware}, {link} | {n} | {success:ci3} | {score:.3f} | {restricted_s:ci2} "
-    "| {chunks:.1f} | {chunk_s:.3f} | {task_s:.2f} | {inference_ms:.1f} | {stall_ms:.1f} | {age_ms:.1f} | {jerk:.1f} "
-    "| {path:.2f} | {sent:.2f}"
-)
-_HEADS = (
-    "setting | pace, idle | device, link | episodes | success | score | mean time, failures at the limit [s] | chunks "
-    "| time of a chunk [s] | time of a success [s] | inference [ms] | wait [ms] | age [ms] | jerk | path | sent"
-)
 
 
 def report(results: Mapping[str, Any]) -> Report:
@@ -122,12 +113,9 @@ def report(results: Mapping[str, Any]) -> Report:
             [cell_row(cell) for cell in chase["cells"] if cell["pace"] and cell["strength"]],
             "`{setting}` | {hardware} | {success:ci2}, {score:.2f}",
         ),
-        *(Table(name, f"All settings: {found['command']}", _HEADS, _CELLS, [cell_row(cell) for cell in found["cells"]])
+        *(Table(name, f"All settings: {found['command']}", rows=[cell_row(cell) for cell in found["cells"]])
           for name, found in sweeps.items()),
-        Table(
-            "places", "Every place where a finding was looked for, decided within its sweep.",
-            "sweep | finding | place | seen", "{sweep} | {number} | {about} | {seen}", seen,
-        ),
+        Table("places", "Every place where a finding was looked for, decided within its sweep.", rows=seen),
         contrast_table(families["waiting"], "waiting", "settings where the world waits, and their first or neighbour"),
         contrast_table(families["smoother"], "smoother", "jerk of a lever's settings and its first one"),
         contrast_table(families["chased"], "chased", "settings on a goal at rest and a moving one, and their first"),

@@ -291,18 +291,12 @@ def report(results: Results) -> Report:
             "boundary", "HeiSD's boundary of F, fitted to held-out inferences: accepted tokens of a chunk with the "
             "memory, the head, and the boundary; how often that chooses the memory; F's area under the ROC curve for "
             "where the memory's are more; and both bounds of verify-skip, which never skip.",
-            "policy | inferences | memory | head | boundary | with it | share | AUC | similarity | distance",
-            "{policy} | {inferences:.0f} | {memory:.2f} | {head:.2f} | {boundary:.2f} | {chosen:.2f} | {share:.2f} "
-            "| {auc:ci2} | {similarity:.2f} | {distance:.0f}",
-            [{"policy": name, **of} for name, of in boundaries.items()],
+            rows=[{"policy": name, **of} for name, of in boundaries.items()],
         ),
         glossary(METHODS, "decodings"),
         Table(
             "gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
-            "policy | decoding | passes | accepted | without gripper | read | greedy's chunk | executed | ms "
-            "| time of greedy's | of it the proposal | with one round trip | with one for each pass",
-            "{policy} | `{name}` | {passes:.2f} | {accepted:.2f} | {accepted_free:.2f} | {read:.1f} | {greedy:.2f} "
-            "| {executed:.2f} | {ms:.1f} | {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}", list(_gain(gains)),
+            rows=list(_gain(gains)),
         ),
         Table(
             "kerv", "KERV's settings, n in inferences, AC and PL in actions; mean position of the first rejected "
@@ -316,16 +310,10 @@ def report(results: Results) -> Report:
         ),
         Table(
             "closed-loop", "Every method in 200 paired episodes of each policy.",
-            "policy | method | success | score | unverified | passes | accepted per pass | compensated | tolerance "
-            "| error of the tail, by dimension",
-            "{policy} | `{name}` | {success:ci2} | {score[mean]:.4g} [{score[low]:.4g}, {score[high]:.4g}] "
-            "| {unverified:.2f} | {passes:.2f} | {accepted_per_pass:.2f} | {compensated:.2f} | {tolerance:.1f?} "
-            "| {tail_error}",
-            list(_closed_loop(summaries)),
+            rows=list(_closed_loop(summaries)),
         ),
         Table("gated", "Gates asked for a rate of 0.4 before Spec-VLA's decoding, in 200 paired episodes of metaworld.",
-              "method | success | sent | passes", "`{name}` | {success:ci2} | {sent:.2f} | {passes:.2f}",
-              methods_of(gated)),
+              rows=methods_of(gated)),
         *(contrast_table(rows, name, families[name][0]) for name, rows in tested.items()),
     ]  # fmt: skip
     facts: dict[str, Any] = {

@@ -18,7 +18,7 @@ from specact.lab.rollout.pool import Pool
 
 # A small cell of every experiment; those that render frames without a GPU take minutes.
 SMALL = {
-    "adahi": "ball/rate-0.3", "budget": "times/ball", "controller": "ball/noise/fixed-0",
+    "adahi": "ball/rate-0.2", "budget": "times/ball", "controller": "ball/noise/fixed-0",
     "delay": "success/append/4",
     "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
     "libero": "libero-spatial-flow/full",
