@@ -153,9 +153,8 @@ class Experiment:
         return [cell.name for cell in cells]
 
     def stored(self) -> Results:
-        """The stored results, by file; what older ones call ``transmission_rate`` is ``sent``."""
-        files = {file.stem: file.read_text() for file in sorted(self.results.glob("*.json"))}
-        return {name: json.loads(text.replace('"transmission_rate":', '"sent":')) for name, text in files.items()}
+        """The stored results, by file."""
+        return {file.stem: json.loads(file.read_text()) for file in sorted(self.results.glob("*.json"))}
 
     def store(self, folders: Iterable[Path]) -> Results:
         """Merges the finished cells of folders into the stored results; a folder without any is refused."""

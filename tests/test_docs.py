@@ -71,13 +71,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES + REPORTS, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_tables_that_a_benchmark_fills_have_both_marks(page: Path) -> None:
-    marks = re.findall(r"<!-- (.+?) -->", page.read_text(encoding="utf-8"))
-    assert len(set(marks)) == len(marks)
-    assert marks == [name for mark in marks if not mark.startswith("end of ") for name in (mark, f"end of {mark}")]
-
-
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in called(page)}))
 def test_commands_are_read_by_the_command_line(line: str) -> None:
     parse(line)

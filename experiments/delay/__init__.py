@@ -248,7 +248,7 @@ def _rows(found: Results, methods: Iterable[str], on: str, start: str) -> list[d
     """Of every method and number what was measured, under which condition, and the name of its fact."""
     return [
         {"method": name, "at": int(at), "on": f"{on}{at}", "fact": f"{start}_{{}}_{at}".removeprefix("success_"),
-         "starved": {"mean": None}, **{key: value for key, value in found[name][at].items() if key != "scores"}}
+         "starved": {"mean": None}, **found[name][at]}
         for name in methods for at in sorted(found.get(name, {}), key=int)
     ]  # fmt: skip
 

@@ -138,7 +138,6 @@ def played(work: Callable[[Trial], Episode], of: Trial, run: Run, seed: int, epi
         "won": "".join(str(int(each)) for each in won), "success": asdict(wilson(sum(won), len(won))),
         **{name: asdict(bootstrap_interval(values)) for name, values in means.items()},
         "requests_hz": sum(row["chunks"] for row in rows) / sum(row["task_s"] for row in rows),
-        "scores": [round(row["score"], 4) for row in rows],
     }  # fmt: skip
 
 

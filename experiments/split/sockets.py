@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.measure import slowed, target_path
 from experiments.split.forecast import load_forecast
-from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_of, chooser_of, oracle_of
+from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_of, chooser_of
 from specact.execution.player import WAIT, LateVerdicts
 from specact.families.codes.policy import CodeDrafter, CodePolicy
 from specact.gates import Always
@@ -25,7 +25,6 @@ from specact.lab.envs import env_of
 from specact.lab.evaluation.calibrate import decided, find_threshold
 from specact.lab.rollout.processes import linked, serving
 from specact.lab.rollout.steps import Table
-from specact.links.link import load_link
 from specact.observation import Window
 from specact.pair import Pair, Verifier
 from specact.policy import SpeculativePolicy
@@ -129,9 +128,6 @@ class Device:
         before, _ = bandwidths_of(self.link, self.costs)
         link = self.link.at(self.link.trained_s)
         port = stack.enter_context(linked(server, link, self.seed)).port
-        began = time.monotonic()
-        up, down = int(self.costs.observation_bytes), int(self.costs.cut_bytes[-1])
-        oracle = oracle_of(load_link(link), lambda: time.monotonic() - began, up, down)
         if method in UNSPLIT:
             client = stack.enter_context(
                 Client(Endpoint("ws", "127.0.0.1", port), self.bundle.exchange.contract, method)
@@ -140,7 +136,9 @@ class Device:
             return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
         client = stack.enter_context(staged_client(staged, port))
         named = "smallest" if method == "adahi_placed" else method
-        chooser = chooser_of(named, self.costs, before, load_forecast(self.forecast).forecast, oracle, np.inf)
+        # No method here knows the bandwidth to come.
+        learned = load_forecast(self.forecast).forecast
+        chooser = chooser_of(named, self.costs, before, learned, learned, np.inf)
         target = SplitTarget(staged, reader_of(self.bundle, staged), client, chooser, DEADLINE_MS)
         return self._alone(target) if method in PLACED else self._gated(method, self.bundle.verifier(target), target)
 

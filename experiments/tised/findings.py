@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specact.lab.evaluation.metrics import Table
 from specact.lab.rollout.statistics import contrast
+from specact.lab.rollout.steps import Table
 from specact.lab.tised.analysis import Cell, Curve, LeverContrast, Place
 from specact.lab.tised.drivers import ON_BOARD
 

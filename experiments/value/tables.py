@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series
+from experiments.measure import paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads, unknown
-from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
+from specact.lab.rollout.statistics import bootstrap_interval, wilson
 
 Floats = NDArray[np.float64]
 ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
@@ -180,7 +180,5 @@ def closed_loop(rates: Mapping[str, Any], of: str = "") -> tuple[list[dict[str, 
         pairs = [(ORACLE, name) for name in won if name != ORACLE] if ORACLE in won else []
         pairs += [(name, "random") for name in won if name not in (ORACLE, "random", DRAFT)]
         pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]
-        tests += under(f"{rate}{of}", [
-            {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in pairs
-        ])  # fmt: skip
+        tests += under(f"{rate}{of}", paired(won, pairs))
     return one_family(tests), rows

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from experiments.figures import draw_series, points_of
 from experiments.grid import ROOT, Cell, Run, evaluated, made_pair, specact
-from experiments.measure import outcomes
+from experiments.measure import outcomes, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from specact.families.chunks.pair import PairSettings
 from specact.gates import Gate
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, random_control
-from specact.lab.rollout.statistics import contrast, roc_auc, seeds_interval, wilson
+from specact.lab.rollout.statistics import roc_auc, seeds_interval, wilson
 from specact.types import Proposal
 
 SUITE, TARGET, DRAFT = "metaworld", "metaworld-flow", "metaworld-draft"
@@ -161,9 +161,7 @@ def report(found: Mapping[str, Any]) -> Report:
             first, random = (name if name in UNRATED else f"{name} {rate}" for name in (gate, control))
             rivals = (random, "draft", *ALONE, *("list",) * (gate != "list"))
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
-    family = one_family(under(SUITE, [
-        {"first": first, "second": second, **asdict(contrast(won[first], won[second]))} for first, second in tests
-    ]))  # fmt: skip
+    family = one_family(under(SUITE, paired(won, list(tests))))
     shown = Table(
         "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
         "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "

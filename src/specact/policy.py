@@ -83,7 +83,7 @@ class SpeculativePolicy:
             follower.reset()
         # Of the last inference, and of the last one that asked.
         self.record: StepRecord | None = None
-        self._asking: StepRecord | None = None
+        self._last_request: StepRecord | None = None
         self.seam = False
         self._inference: Callable[[], StepRecord] | None = None
 
@@ -142,9 +142,9 @@ class SpeculativePolicy:
         if self._inference is not None:
             inference, self._inference = self._inference, None
             record = self.record = inference()
-            self._asking = record if record.decision.transmit else self._asking
+            self._last_request = record if record.decision.transmit else self._last_request
             self._player.put(record.proposal.actions, record.actions)
-            self.seam |= not self._corrects
+            self.seam |= not self._corrects  # a chunk of a corrector is one action, and no seam
             for follower in self._followers:
                 follower.on_inference(record)
             self._tell_verified(record)
@@ -215,7 +215,7 @@ class SpeculativePolicy:
     def _apply_late_verdict(self) -> None:
         """Applies a late verdict to the remaining actions of its chunk; a drafter that corrects goes on from it."""
         playing = None if self._player.empty else self.record
-        record = self._asking if self._corrects else playing
+        record = self._last_request if self._corrects else playing
         verdict = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
         if verdict is None:
             return

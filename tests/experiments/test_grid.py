@@ -49,13 +49,6 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any
     assert len(ran) == 3
 
 
-def test_stored_results_of_earlier_versions_say_what_was_sent(tmp_path: Path) -> None:
-    experiment, _ = counting(tmp_path / "results")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "a.json").write_text('{"x": [{"transmission_rate": 0.4}]}')
-    assert experiment.stored() == {"a": {"x": [{"sent": 0.4}]}}
-
-
 def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
     experiment, _ = counting(tmp_path / "results")
     for number, only in enumerate(("a", "group/*")):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from experiments.grid import Run
-from experiments.libero import POLICIES, SEEDS, plan, report, task_times
+from experiments.libero import SEEDS, report, task_times
 
-from specact.bundle.bundle import named_bundles
 from specact.lab.envs import load_task
 
 CELL = {"tasks": {"a": {"k": 1, "n": 2}}, "inferences": 40, "sent": 1.0, "accepted": None}
@@ -74,14 +71,6 @@ def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
     ten, one = found["RTX 4070", 10], found["RTX 4070", 1]
     assert ten["task"]["mean"] == pytest.approx(10 * (0.158 + 10 * 0.0041) + 160 * 0.05)
     assert one["chunk_s"] < ten["chunk_s"] and one["more"]["mean"] == 2.0 and one["over"]["mean"] > 1.5
-
-
-def test_every_policy_begins_with_its_plain_row(tmp_path: Path) -> None:
-    names = [cell.name for cell in plan(Run(tmp_path))]
-    there = {policy: rows for policy, rows in POLICIES.items() if rows and policy in named_bundles()}
-    assert there, "those of other bundles are not planned"
-    for policy, rows in there.items():
-        assert next(name for name in names if name.startswith(f"{policy}/")) == f"{policy}/{next(iter(rows))}"
 
 
 def test_perturbed_worlds_change_pictures_or_words_alone() -> None:

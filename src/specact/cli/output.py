@@ -22,9 +22,9 @@ remarks = Console(stderr=True, markup=False, emoji=False)
 results = Console(markup=False, emoji=False)
 
 
-def say(result: str | Table, *, warn: bool = False) -> None:
+def say(result: str | Table) -> None:
     """Prints a part of the result on stdout: a line, which is not wrapped, or a table."""
-    results.print(result, style="yellow" if warn else None, highlight=False, soft_wrap=isinstance(result, str))
+    results.print(result, highlight=False, soft_wrap=isinstance(result, str))
 
 
 def remark(line: str, *, warn: bool = False) -> None:

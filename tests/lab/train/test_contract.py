@@ -118,7 +118,9 @@ def test_bundles_are_checked_and_say_how_they_were_made(made: tuple[str, AnyReci
         assert load_pair(run / "bundles" / "made").name == "made"
 
 
-def test_a_folder_of_another_recipe_is_refused(made: tuple[str, AnyRecipe, Path]) -> None:
+def test_a_folder_of_another_recipe_is_refused_and_left_as_it_is(made: tuple[str, AnyRecipe, Path]) -> None:
     _, recipe, run = made
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="another recipe"):
         train(structs.replace(recipe, seed=99), Path(), run, quiet)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -168,15 +168,6 @@ def test_an_interrupt_ends_the_command_and_its_stages(
 # --- whose folder it is ---
 
 
-def test_a_folder_of_another_recipe_is_left_as_it_is(never_stopped: Path, tmp_path: Path) -> None:
-    other = structs.replace(RECIPE, policies={**RECIPE.policies, "draft": structs.replace(POLICY, steps=31)})
-    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="another recipe"):
-        train(other, Path(), out, quiet)
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-
-
 @pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "..", "", "a b"])
 def test_names_in_a_recipe_do_not_lead_out_of_the_run(name: str) -> None:
     with pytest.raises(ConfigError, match=f"bundle .*{re.escape(repr(name))}"):

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from specact.lab.rollout.methods import CHANCE, Method
 from specact.lab.rollout.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
-from specact.lab.rollout.steps import STAGES, free_steps
+from specact.lab.rollout.steps import STAGES, Table, free_steps
 
-Table = dict[str, NDArray[Any]]
 END_POINTS = ("success", "score")
 
 
