@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.bundle.graphs import doubling
 
 from specact.bundle.manifest import Words
@@ -67,7 +68,7 @@ def test_words_are_numbered_in_any_case_without_punctuation_the_unknown_and_miss
     assert WORDS.numbers(["close the door", None, "", "the " * 9]).tolist() == [
         [1, 7, 3, 0], [0, 0, 0, 0], [0, 0, 0, 0], [7, 7, 7, 7],
     ]  # fmt: skip
-    assert read_record(WORDS.describe(), Words, "words") == WORDS
+    assert read_record(structs.asdict(WORDS), Words, "words") == WORDS
     for raw in ({"vocabulary": ["a"]}, {"vocabulary": ["a", "a"], "length": 1}):
         with pytest.raises(BundleError, match="words"):
             read_record(raw, Words, "words", BundleError)

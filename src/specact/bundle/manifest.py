@@ -85,10 +85,6 @@ class Words(Record, frozen=True):
             row[: len(words)] = [known.get(word, _UNKNOWN) for word in words]
         return rows
 
-    def describe(self) -> dict[str, Any]:
-        """As plain values, for a manifest."""
-        return {"vocabulary": list(self.vocabulary), "length": self.length}
-
 
 def _split(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())

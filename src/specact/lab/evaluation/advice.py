@@ -150,7 +150,7 @@ def behind(way: Way, best: Way) -> Interval | None:
     return seeds_interval(differences) if differences else None
 
 
-def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice | None:
+def choose(ways: Iterable[Way], budget: float) -> Choice | None:
     """The simplest way within a budget that is not significantly worse than the best one; None if none fits.
 
     A way is acceptable if the 95 % interval of its deficit :func:`behind` the best contains 0, and the mean is at most
@@ -159,7 +159,7 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
     """
     simplest = sorted(ways, key=lambda way: way.simplicity)
     enough = ENOUGH * max((way.episodes for way in simplest), default=0)
-    affordable = [way for way in simplest if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough]
+    affordable = [way for way in simplest if way.cost <= budget and way.episodes >= enough]
     for way in affordable:
         best = max(affordable, key=lambda way: way.success.mean)
         deficit = behind(way, best)

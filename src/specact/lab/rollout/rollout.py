@@ -37,7 +37,7 @@ class Shard:
     not depend on the number of processes. A process with cached weights of another ``fingerprint`` rejects it. Number
     and ``seed`` of an episode determine its initial state, for all methods. ``draft_s``, ``target_s`` and ``gate_s``
     are accounted times of a proposal, an inference and a decision [s]; ``learning`` is whether the step table also has
-    the training columns; for ``offset`` see :class:`~specact.families.codes.policy.CodeVerifier`.
+    the training columns.
     """
 
     source: PairSource

@@ -95,7 +95,7 @@ def write_chunk_bundle(
     for part, graph in graphs.items():
         folder.export(part, graph, None if isinstance(model, TokenModel) and part == "encoder" else weights)
     folder.parameters.pop("guide", None)  # they are the expert's
-    vocabulary = {} if model.words is None else {"words": model.words.describe()}
+    vocabulary = {} if model.words is None else {"words": plain(model.words)}
     folder.finish({"kind": recipe.kind, **manifest, **vocabulary}, model.spec)
 
 

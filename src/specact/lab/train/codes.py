@@ -125,7 +125,7 @@ class CodesTraining(FromDemonstrations):
         }  # fmt: skip
         words = next((policy.shapes.words for policy in policies.values() if policy.shapes.words is not None), None)
         if words is not None:
-            manifest["words"] = words.describe()
+            manifest["words"] = plain(words)
         folder = BundleFolder(self.out / "bundles" / name, PARTS)
         table = {"table": decoder_table(self.tokenizer()), "centre": dataset.centre, "scale": dataset.scale}
         folder.arrays("tokenizer", {key: value.numpy() for key, value in table.items()})

@@ -267,18 +267,15 @@ class ResidualVQ(nn.Module):
             residual = residual - centres[torch.cdist(residual, centres).argmin(1)]
 
     @torch.no_grad()
-    def revive_dead_codes(self, chunks: Tensor, generator: torch.Generator) -> int:
-        """Re-initialises rarely used codes to random latents of this batch; returns their number."""
+    def revive_dead_codes(self, chunks: Tensor, generator: torch.Generator) -> None:
+        """Re-initialises rarely used codes to random latents of this batch."""
         _, residuals = self._quantise(self.encoder(chunks.flatten(1)))
-        revived = 0
         for g in range(self.recipe.codebooks):
             share = self.counts[g] / self.counts[g].sum()
             dead = torch.nonzero(share < self.recipe.dead_share).flatten()
             if len(dead):
                 pick = torch.randint(len(chunks), (len(dead),), generator=generator)
                 self._set_codes(g, dead, residuals[g][pick])
-                revived += len(dead)
-        return revived
 
     def _quantise(self, latent: Tensor) -> tuple[Tensor, list[Tensor]]:
         residual, codes, residuals = latent, [], []
