@@ -54,6 +54,8 @@ METHODS: dict[float, tuple[str | Method, ...]] = {
     0.4: ("draft", "target_on_device", LIST, random_control(LIST), "random", "adahi", "random_learned", "learned"),
     0.2: ("random", "adahi", "random_learned", "learned"),
 }
+# At the first rate: at most three skips in a row, as helped on LIBERO.
+LIMITED, LIMIT = ("random", "adahi"), ("max_skips=3",)
 # Of the episodes all, those of known tasks, and the others.
 SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
 # Methods that no rate changes; and the one that asks no server.
@@ -77,6 +79,7 @@ def plan() -> Iterator[Cell]:
         yield Cell(f"unknown/{name}", partial(alone, policy, steps))
     for rate, training in [(rate, "") for rate in RATES] + [(RATES[0], training) for training in TRAININGS[1:]]:
         yield Cell(f"unknown/{rate}{training}", partial(gates, rate, training))
+    yield Cell("unknown/limit", limited)
 
 
 def train(training: str, folder: Path, run: Run) -> dict[str, Any]:
@@ -99,9 +102,7 @@ def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def gates(rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
     """Gates before the target, at a rate, of a training of the draft."""
-    drafts = f"unknown/draft{training}"
-    run.result(drafts)
-    pair = pair_of(str(run.out / drafts / "run/bundles" / DRAFT), TARGET, folder, 10)
+    pair = gated(training, folder, run)
     lessons, few = run.few(LESSONS), run.few(40)
     specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
             "--workers", run.pool.workers)  # fmt: skip
@@ -109,15 +110,39 @@ def gates(rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
     return succeeded(pair, methods, rate, folder, run)
 
 
+def limited(folder: Path, run: Run) -> dict[str, Any]:
+    """Gates with a limit on skips."""
+    return succeeded(gated("", folder, run), LIMITED, RATES[0], folder, run, LIMIT)
+
+
+def gated(training: str, folder: Path, run: Run) -> str:
+    """A training of the draft before the target."""
+    drafts = f"unknown/draft{training}"
+    run.result(drafts)
+    return pair_of(str(run.out / drafts / "run/bundles" / DRAFT), TARGET, folder, 10)
+
+
 def pair_of(draft: str, target: str, folder: Path, steps: int) -> str:
     """A pair that executes four actions of a chunk, in the cell's folder."""
     return str(made_pair(folder / "pair", draft, target, PairSettings(execute=4, env=SUITE, target_steps=steps)))
 
 
-def succeeded(pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run) -> dict[str, Any]:
+def succeeded(
+    pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run, options: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """By method who succeeded, shares that asked, on known and on other tasks too, and the score's AUROC."""
     evaluation = Evaluation(
-        pair, SUITE, methods, EPISODES, run.seed, rate, draft_ms=1.0, gate_ms=1.0, head_ms=1.0, target_ms=1.0
+        pair,
+        SUITE,
+        methods,
+        EPISODES,
+        run.seed,
+        rate,
+        gate_options=options,
+        draft_ms=1.0,
+        gate_ms=1.0,
+        head_ms=1.0,
+        target_ms=1.0,
     )
     found = dict[str, Any]()
     for name in evaluated(evaluation, folder, run)["methods"]:
@@ -145,6 +170,7 @@ def report(found: Mapping[str, Any]) -> Report:
         for name in trainings[0] if trainings else ():
             label = name if name in UNRATED else f"{name} {rate}"
             cells.append((label, name, [of[name] for of in trainings if name in of]))
+    cells += [(f"{name} limit", name, [of]) for name, of in found.get("limit", {}).items()]
     for label, name, parts in cells:
         letters = [np.array([*map(float, of["won"])]) for of in parts]
         won[label] = np.mean(letters, axis=0)
@@ -161,6 +187,8 @@ def report(found: Mapping[str, Any]) -> Report:
             first, random = (name if name in UNRATED else f"{name} {rate}" for name in (gate, control))
             rivals = (random, "draft", *ALONE, *("list",) * (gate != "list"))
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
+    for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
+        tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
     family = one_family(under(SUITE, paired(won, list(tests))))
     shown = Table(
         "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
