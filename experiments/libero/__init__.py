@@ -28,7 +28,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrate
 from specact.lab.envs import evaluated as evaluated_in
 from specact.lab.envs import load_task
-from specact.lab.evaluation.run import Evaluation
+from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.statistics import contrast, mean_interval, seeds_interval, wilson
 from specact.lab.tised.sweep import load_hardware
@@ -106,6 +106,8 @@ SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-f
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
 # Methods of a pair that no rate changes; cells of gates at a rate; inferences that a learned one is trained on, twice.
 UNRATED, RATES, CALIBRATED, LESSONS = (ALONE, "draft", "hybrid"), (0.4, 0.2), 20, 1000
+# Inferences within which most episodes that succeed have ended.
+USUAL = 8
 GATES: dict[str, tuple[float, tuple[str, ...]]] = {
     f"gates-{rate}": (rate, (ALONE, "draft", "random", "adahi", "hybrid")) for rate in RATES
 }
@@ -176,11 +178,19 @@ def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     return {
         name: {
             "won": [int(value) for value in outcomes(folder, name)],
+            "stuck": stuck(folder, name),
             "steps": [int(value) for value in outcomes(folder, name, "steps")],
             **{key: of[key] for key in KEPT if key in of},
         }
         for name, of in summary["methods"].items()
     }
+
+
+def stuck(folder: Path, method: str) -> float | None:
+    """The share of inferences that ask, of those after :data:`USUAL` in episodes that were lost; None without any."""
+    steps, won = read_table(folder / "steps" / method), outcomes(folder, method).astype(bool)
+    late = steps["transmitted"][(steps["step"] >= USUAL) & ~won[steps["episode"] - steps["episode"].min()]]
+    return float(late.mean()) if late.size else None
 
 
 def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
@@ -199,7 +209,7 @@ def joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     count = first["inferences"] + more["inferences"]
     found = {
         name: (of * first["inferences"] + more[name] * more["inferences"]) / count
-        for name, of in first.items() if isinstance(of, float)
+        for name, of in first.items() if isinstance(of, float) and name != "stuck"
     }  # fmt: skip
     found |= {name: first[name] + more[name] for name in ("won", "steps")}
     counts = {
@@ -223,6 +233,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                 if label in labels:
                     continue
                 labels.add(label)
+                late = more.get(method, of).get("stuck")
                 of = joined(of, more[method]) if method in more else of
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
                 actions = steps.sum() / of["inferences"]
@@ -234,7 +245,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                     "success": asdict(wilson(int(won.sum()), len(won))),
                     "chunks": of["inferences"] / len(won), "actions": actions,
                     "tasks": of["tasks"], "sent": of["sent"] if name in GATES else None,
-                    "passes": of.get("passes"), "ms": rounds_of and cost_of(rounds_of, counts, kinds),
+                    "stuck": late, "passes": of.get("passes"), "ms": rounds_of and cost_of(rounds_of, counts, kinds),
                 }  # fmt: skip
 
 
