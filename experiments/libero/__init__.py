@@ -127,11 +127,11 @@ def plan(run: Run) -> Iterator[Cell]:
         for name, (rate, methods) in GATES.items() if policy in PAIRS else ():
             options = (f"max_skips={LIMIT}",) if name == SKIPS else ()
             row = methods, SPATIAL, PAIRS[policy][1]
-            yield Cell(f"{policy}/{name}", partial(gated, policy, rate, row, options=options))
+            yield Cell(f"{policy}/{name}", partial(gated, policy, row, rate=rate, options=options))
         for name, going_on in GOES_ON.items() if policy == LONGER else ():
             done = rows[name][2] if name in rows else PAIRS[policy][1]
             of = measure if name in rows else partial(gated, rate=GATES[name][0])
-            yield Cell(f"{policy}/{name}{MORE}", partial(of, policy, row=(going_on, SPATIAL, range(done.stop, ALL))))
+            yield Cell(f"{policy}/{name}{MORE}", partial(of, policy, (going_on, SPATIAL, range(done.stop, ALL))))
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
         if checked:
@@ -158,7 +158,9 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
-def gated(policy: str, rate: float, row: Row, folder: Path, run: Run, options: tuple[str, ...] = ()) -> dict[str, Any]:
+def gated(
+    policy: str, row: Row, folder: Path, run: Run, *, rate: float, options: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
     pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
