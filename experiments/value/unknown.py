@@ -156,6 +156,12 @@ def succeeded(
     return found
 
 
+def matched(won: Mapping[str, list[NDArray[np.float64]]], pair: tuple[str, str]) -> dict[str, NDArray[np.float64]]:
+    """Outcomes of two methods: means over trainings of the draft, or of the first one where one of them has no more."""
+    single = any(len(won[name]) == 1 for name in pair if name not in ALONE)
+    return {name: won[name][0] if single else np.mean(won[name], axis=0) for name in pair}
+
+
 def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     """Of one training, or over several."""
     return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
@@ -163,7 +169,7 @@ def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
 
 def report(found: Mapping[str, Any]) -> Report:
     """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
-    rows, won = list[dict[str, Any]](), dict[str, NDArray[np.float64]]()
+    rows, won = list[dict[str, Any]](), dict[str, list[NDArray[np.float64]]]()
     cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in ALONE]
     for rate in RATES:
         trainings = [found[f"{rate}{training}"] for training in TRAININGS if f"{rate}{training}" in found]
@@ -172,8 +178,7 @@ def report(found: Mapping[str, Any]) -> Report:
             cells.append((label, name, [of[name] for of in trainings if name in of]))
     cells += [(f"{name} limit", name, [of]) for name, of in found.get("limit", {}).items()]
     for label, name, parts in cells:
-        letters = [np.array([*map(float, of["won"])]) for of in parts]
-        won[label] = np.mean(letters, axis=0)
+        letters = won[label] = [np.array([*map(float, of["won"])]) for of in parts]
         means = {key: np.mean([of[key] for of in parts], axis=0).tolist() for key in ("sent", "asked")}
         rows.append({
             "method": label, "trainings": ", ".join(f"{of.mean():.2f}" for of in letters),
@@ -189,7 +194,7 @@ def report(found: Mapping[str, Any]) -> Report:
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
-    family = one_family(under(SUITE, paired(won, list(tests))))
+    family = one_family(under(SUITE, [row for pair in tests for row in paired(matched(won, pair), [pair])]))
     shown = Table(
         "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
         "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "

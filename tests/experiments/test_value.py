@@ -214,3 +214,4 @@ def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
     again = report(found | {"0.4-1": {"draft": never, "adahi": never}}).facts
     assert again["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
     assert again["adahi 0.4 - draft"]["difference"] == 0.25
+    assert again["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"
