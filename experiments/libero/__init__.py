@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,13 +108,20 @@ KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "
 UNRATED, RATES, CALIBRATED, LESSONS = (ALONE, "draft", "hybrid"), (0.4, 0.2), 20, 1000
 # Inferences within which most episodes that succeed have ended.
 USUAL = 8
-GATES: dict[str, tuple[float, tuple[str, ...]]] = {
-    f"gates-{rate}": (rate, (ALONE, "draft", "random", "adahi", "hybrid")) for rate in RATES
-}
-GATES |= {f"learned-{rate}": (rate, ("learned",)) for rate in RATES}
-# Asks after so many skips in a row, whatever the score; chosen on the hundred episodes after those it is judged on.
-SKIPS, LIMIT = "skips-0.4", 3
-GATES[SKIPS] = (0.4, ("random", "adahi"))
+
+
+class Asking(NamedTuple):
+    """Methods that ask at a rate, and after ``limit`` skips in a row, if that is not 0, whatever the score."""
+
+    rate: float
+    methods: tuple[str, ...]
+    limit: int = 0
+
+
+GATES = {f"gates-{rate}": Asking(rate, (ALONE, "draft", "random", "adahi", "hybrid")) for rate in RATES}
+GATES |= {f"learned-{rate}": Asking(rate, ("learned",)) for rate in RATES}
+# The limit was chosen on the hundred episodes after those it is judged on.
+GATES["skips-0.4"] = Asking(0.4, ("random", "adahi"), 3)
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -124,14 +131,13 @@ def plan(run: Run) -> Iterator[Cell]:
         rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
         for name in (name for name in rows if checked or name != "checked"):
             yield Cell(f"{policy}/{name}", partial(measure, QUANTISED.get(name, policy), rows[name]))
-        for name, (rate, methods) in GATES.items() if policy in PAIRS else ():
-            options = (f"max_skips={LIMIT}",) if name == SKIPS else ()
-            row = methods, SPATIAL, PAIRS[policy][1]
-            yield Cell(f"{policy}/{name}", partial(gated, policy, row, rate=rate, options=options))
+        for name, of in GATES.items() if policy in PAIRS else ():
+            yield Cell(f"{policy}/{name}", partial(gated, policy, (of.methods, SPATIAL, PAIRS[policy][1]), of))
         for name, going_on in GOES_ON.items() if policy == LONGER else ():
             done = rows[name][2] if name in rows else PAIRS[policy][1]
-            of = measure if name in rows else partial(gated, rate=GATES[name][0])
-            yield Cell(f"{policy}/{name}{MORE}", partial(of, policy, (going_on, SPATIAL, range(done.stop, ALL))))
+            row = going_on, SPATIAL, range(done.stop, ALL)
+            work = partial(measure, policy, row) if name in rows else partial(gated, policy, row, GATES[name])
+            yield Cell(f"{policy}/{name}{MORE}", work)
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
         if checked:
@@ -158,19 +164,18 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
-def gated(
-    policy: str, row: Row, folder: Path, run: Run, *, rate: float, options: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The policy behind its draft, asked at a rate; gates are calibrated on drawn states."""
+def gated(policy: str, row: Row, of: Asking, folder: Path, run: Run) -> dict[str, Any]:
+    """The policy behind its draft; gates are calibrated on drawn states."""
     pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
         pair = str(made_pair(folder / "pair", draft, policy, PairSettings(env=SPATIAL)))
     if "learned" in methods:
         lessons, few = run.few(LESSONS), run.few(CALIBRATED)
-        specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
+        specact("calibrate", pair, "--gate", "learned", "--rate", of.rate, "--lessons", lessons, "--episodes", few,
                 "--workers", 1, "--seed", run.seed)  # fmt: skip
-    what = Evaluation(pair, env, methods, len(episodes), rate=rate, calibration_episodes=CALIBRATED)
-    return succeeded(replace(what, first=episodes.start, gate_options=options), folder, run)
+    options = (f"max_skips={of.limit}",) if of.limit else ()
+    what = Evaluation(pair, env, methods, len(episodes), rate=of.rate, gate_options=options)
+    return succeeded(replace(what, first=episodes.start, calibration_episodes=CALIBRATED), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
@@ -180,7 +185,7 @@ def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     return {
         name: {
             "won": [int(value) for value in outcomes(folder, name)],
-            "stuck": stuck(folder, name),
+            "stuck": stuck(read_table(folder / "steps" / name), outcomes(folder, name)),
             "steps": [int(value) for value in outcomes(folder, name, "steps")],
             **{key: of[key] for key in KEPT if key in of},
         }
@@ -188,10 +193,9 @@ def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     }
 
 
-def stuck(folder: Path, method: str) -> float | None:
+def stuck(steps: Mapping[str, np.ndarray], won: np.ndarray) -> float | None:
     """The share of inferences that ask, of those after :data:`USUAL` in episodes that were lost; None without any."""
-    steps, won = read_table(folder / "steps" / method), outcomes(folder, method).astype(bool)
-    late = steps["transmitted"][(steps["step"] >= USUAL) & ~won[steps["episode"] - steps["episode"].min()]]
+    late = steps["transmitted"][(steps["step"] >= USUAL) & (won[steps["episode"] - steps["episode"].min()] == 0)]
     return float(late.mean()) if late.size else None
 
 
@@ -231,7 +235,8 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
             for method, of in found.get(name, {}).items():
                 label = name if len(found[name]) == 1 else method
                 if name in GATES:
-                    label = method if method in UNRATED else f"{method} {GATES[name][0]}{', limit' * (name == SKIPS)}"
+                    asks = f"{GATES[name].rate}{', limit' * bool(GATES[name].limit)}"
+                    label = method if method in UNRATED else f"{method} {asks}"
                 if label in labels:
                     continue
                 labels.add(label)

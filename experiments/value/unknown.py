@@ -198,7 +198,7 @@ def report(found: Mapping[str, Any]) -> Report:
     shown = Table(
         "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
         "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
-        "on all of these. Where there are several trainings of the draft, intervals are over trainings and episodes.",
+        "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
         "method | success | by training | known tasks | other tasks | asked | on known | on other | AUROC",
         "`{method}` | {success:ci2} | {trainings} | {known:ci2} | {other:ci2} | {sent:.2f?} | {asked[0]:.2f?} "
         "| {asked[1]:.2f?} | {auroc:.2f?}", rows,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.libero import SEEDS, report, task_times
+from experiments.libero import SEEDS, report, stuck, task_times
 
 from specact.lab.envs import load_task
 
@@ -48,6 +48,14 @@ def test_further_episodes_are_added_and_what_no_rate_changes_is_one_row() -> Non
     random = rows["random 0.4"]
     assert (random["episodes"], random["success"]["mean"], random["actions"]) == (4, 0.75, 3.0)
     assert random["sent"] == pytest.approx(0.4), "a quarter of the inferences have 1, the others 0.2"
+
+
+def test_where_a_draft_is_stuck_are_late_inferences_of_lost_episodes() -> None:
+    episode, step = (of.ravel() for of in np.indices((3, 12)))
+    asks = (episode == 0) & (step < 9) | (episode == 1)
+    steps = {"episode": episode + 100, "step": step, "transmitted": asks}
+    assert stuck(steps, np.array([0.0, 1.0, 0.0])) == 1 / 8, "one of the last four of two episodes"
+    assert stuck(steps, np.ones(3)) is None
 
 
 def test_trainings_are_pooled_and_checked_rounds_have_times_beside_full_ones() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -69,5 +70,7 @@ def test_every_plan_has_cells_of_their_own_names(name: str, tmp_path: Path) -> N
     experiment = Experiment.load(name)
     names = [cell.name for cell in experiment.plan(Run(tmp_path, tmp_path))]
     assert names and len(set(names)) == len(names)
+    for cell in experiment.plan(Run(tmp_path, tmp_path)):
+        signature(cell.work).bind(tmp_path, Run(tmp_path))  # it takes what it is called with
     quick = [cell.name for cell in experiment.plan(Run(tmp_path, tmp_path, quick=True))]
     assert quick and set(quick) <= set(names)
