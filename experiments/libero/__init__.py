@@ -20,7 +20,8 @@ from experiments.flash import cost_of, measure_rounds
 from experiments.grid import Cell, Experiment, Results, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
 from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
-from experiments.tokens import alone, costs
+from experiments.tokens import alone, costs, relative_time
+from experiments.tokens.gain import measure_gain
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
 from specact.families.chunks.pair import PairSettings
@@ -32,6 +33,7 @@ from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.statistics import contrast, mean_interval, seeds_interval, wilson
 from specact.lab.tised.sweep import load_hardware
+from specact.load import load_pair
 from specact.systems.flow import FLASH as BLOCK
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial", "libero-object", "experiments.libero.worlds"
@@ -106,6 +108,9 @@ SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-f
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
 # Methods of a pair that no rate changes; cells of gates at a rate; inferences that a learned one is trained on, twice.
 UNRATED, RATES, CALIBRATED, LESSONS = (ALONE, "draft", "hybrid"), (0.4, 0.2), 20, 1000
+# Episodes on the path of the target's on which decodings are timed.
+ON_PATH = 20
+BEHIND_DRAFT = ("draft", "random", "adahi", "learned", "hybrid")
 # Inferences within which most episodes that succeed have ended.
 USUAL = 8
 
@@ -140,6 +145,8 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"{policy}/{name}{MORE}", work)
         if "full_1" in rows:
             yield Cell(f"{policy}/times", partial(times, policy))
+        if "decodings" in rows:
+            yield Cell(f"{policy}/gain", partial(gain, policy))
         if checked:
             yield Cell(f"{policy}/rounds", partial(rounds, policy))
 
@@ -200,9 +207,17 @@ def stuck(steps: Mapping[str, np.ndarray], won: np.ndarray) -> float | None:
 
 
 def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
-    """Time of an inference in fewer steps over that in ten, alternating, so that other load falls on all alike."""
-    found = costs(policy, {f"{steps} steps" if steps > 1 else "1 step": (policy, steps) for steps in (5, 2, 1)})
-    return {"10 steps": found.pop("ar"), **found}
+    """Of an inference in fewer steps, and of the draft, over ten steps', alternating: other load falls on all alike."""
+    others = {f"{steps} steps" if steps > 1 else "1 step": (policy, steps) for steps in (5, 2, 1)}
+    if (pair := PAIRS.get(policy)) is not None:
+        others["draft"] = pair[0], 1
+    measured = costs(policy, others)
+    return {"10 steps": measured.pop("ar"), **measured}
+
+
+def gain(policy: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Time and passes of decodings on the target's own path."""
+    return measure_gain(load_pair(policy), DECODINGS, run.few(ON_PATH), run.seed)
 
 
 def rounds(policy: str, folder: Path, run: Run) -> dict[str, Any]:
@@ -226,14 +241,13 @@ def joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
-    """A row for every method of every cell that is there; ``ms`` per executed action where rounds are timed."""
+    """A row for every method of every cell that is there."""
     for policy, rows in POLICIES.items():
-        kinds = results.get(policy, {}).get("rounds", {}).get("costs", {})
-        found, labels = results.get(policy, {}), set[str]()
+        cells, labels = results.get(policy, {}), set[str]()
         for name in (*rows, *GATES):
-            more = found.get(name + MORE, {})
-            for method, of in found.get(name, {}).items():
-                label = name if len(found[name]) == 1 else method
+            more = cells.get(name + MORE, {})
+            for method, of in cells.get(name, {}).items():
+                label = name if len(cells[name]) == 1 else method
                 if name in GATES:
                     asks = f"{GATES[name].rate}{', limit' * bool(GATES[name].limit)}"
                     label = method if method in UNRATED else f"{method} {asks}"
@@ -243,17 +257,34 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                 late = more.get(method, of).get("stuck")
                 of = joined(of, more[method]) if method in more else of
                 won, steps = np.array(of["won"], float), np.array(of["steps"], float)
-                actions = steps.sum() / of["inferences"]
-                # Of the policy as it is: what a world or fewer bits change is not timed.
-                rounds_of: Any = FLOW[method].composition if kinds and label in FLOW else None
-                counts = {"full": 1.0, "failed": 0.0, **of, "actions_per_round": actions}
+                counts = {**of, "actions_per_round": steps.sum() / of["inferences"]}
                 yield {
                     "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,
                     "success": asdict(wilson(int(won.sum()), len(won))),
-                    "chunks": of["inferences"] / len(won), "actions": actions,
+                    "chunks": of["inferences"] / len(won), "actions": counts["actions_per_round"],
                     "tasks": of["tasks"], "sent": of["sent"] if name in GATES else None,
-                    "stuck": late, "passes": of.get("passes"), "ms": rounds_of and cost_of(rounds_of, counts, kinds),
+                    "stuck": late, "passes": of.get("passes"),
+                    "ms": milliseconds(method if name in GATES else label, counts, cells),
                 }  # fmt: skip
+
+
+def milliseconds(method: str, counts: Mapping[str, Any], cells: Mapping[str, Any]) -> float | None:
+    """Processor time for an executed action, of a draft with its target's, where rounds or decodings are timed.
+
+    Of the policy as it is: what a world or fewer bits change is not timed.
+    """
+    costs, others, decodings = cells.get("rounds", {}).get("costs"), cells.get("times", {}), cells.get("gain", {})
+    if method in decodings:
+        greedy = cells["decodings"]["ar"]
+        action = decodings["ar"]["ms"] * greedy["inferences"] / sum(greedy["steps"])
+        return action * relative_time(decodings[method], counts)["relative"]
+    if costs and method in FLOW:
+        rounds: Any = FLOW[method].composition
+        return cost_of(rounds, {"full": 1.0, "failed": 0.0, **counts}, costs)
+    if costs and "draft" in others and method in BEHIND_DRAFT:
+        spent = others["draft"]["relative"] + counts["sent"]
+        return float(spent * costs["full_10"]["ms"] / counts["actions_per_round"])
+    return None
 
 
 # Of a row its rivals, as (policy or None for the same, name); every other row has the first one of its policy.
@@ -375,7 +406,7 @@ def report(results: Results) -> Report:
     tables = [
         Table(
             "success", "Success on the benchmark's initial states, as many episodes of each of the ten tasks, paired; "
-            "time of an executed action, of full and checked rounds on this machine.",
+            "processor time for an executed action, of a draft with its target's.",
             "policy | method | episodes | success | actions per inference | asked | passes | ms",
             "{policy} | `{name}` | {episodes} | {success:ci2} | {actions:.1f} | {sent:.2f?} | {passes:.1f?} "
             "| {ms:.2f?}",
