@@ -18,7 +18,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.delay import corrected
-from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, SCALED, UNCORRECTED, Corrected
+from experiments.delay.corrected import (
+    CORRECTED,
+    GATES,
+    ON_LIBERO,
+    ON_METAWORLD,
+    PUSHED,
+    SCALED,
+    UNCORRECTED,
+    Corrected,
+)
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
@@ -63,9 +72,9 @@ class Alone:
             latency = Route(trial.recorded, 0, 0, np.random.default_rng(0)).latency(INFERENCE_S)
         every = self.every or trial.cadence
         ahead = 0 if self.kind == "synchronous" else min(trial.delay, every)
-        by_time = self.kind in ("aligned", "rtc")
+        by_time, chunk = self.kind in ("aligned", "rtc"), policy.spec.chunk
         return run_episode(
-            world, policy, Execution(self.kind, *(CHUNK, CHUNK - every) if by_time else (every, ahead)), latency,
+            world, policy, Execution(self.kind, *(chunk, chunk - every) if by_time else (every, ahead)), latency,
             start=episode_seed(trial.seed, trial.episode, world.task), seed=trial.seed, episode=trial.episode,
         )  # fmt: skip
 
@@ -94,12 +103,17 @@ _SLOWER = {"aligned_8": Alone("control: aligned, asks every eight steps", "align
 _LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0, 4, 8)), **_SLOWER} | {
     name: Alone("", kind, _FLOW, delays=(0, 4, 8) if name == "rtc" else (4, 8)) for name, kind in KINDS.items()
 }
+_ARM = WORLDS["metaworld"].base
+_ON_ARM = {"synchronous": Alone("", "synchronous", _ARM, delays=(0, 2, 4))} | {
+    name: Alone("", kind, _ARM, delays=(2, 4)) for name, kind in KINDS.items()
+}
 _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected", "draft")
 # By world and link.
 PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
     "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
+    "metaworld": {**_ON_ARM, **ON_METAWORLD},
     "libero": {**_LIBERO, **ON_LIBERO},
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
 }
@@ -110,6 +124,8 @@ RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchrono
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
 RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "uncorrected")]
+RIVALS += [("corrected_camera", other) for other in ("aligned", "draft_camera", "uncorrected_camera")]
+RIVALS += [("corrected_camera", "corrected_hidden")]
 RIVALS += [("aligned_1", "aligned"), ("aligned_8", "aligned"), ("corrected_half", "aligned")]
 RIVALS += [("a2c2", "rtc"), ("corrected", "uncorrected"), ("staleness", "cadence"), ("staleness", "random")]
 # By the method of other pictures in whose colour they are drawn.
@@ -188,9 +204,10 @@ def report(results: Results) -> Report:
         (rows[on, first], rows[on, second]) for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
         if 0 < won.get((on, first), 0) == won.get((on, second))
     ]  # fmt: skip
-    # On LIBERO every row also against waiting without a delay, its first row.
-    waits = [{**row, "method": "synchronous_0"} for row in groups["libero"] if row["method"] == "synchronous"][:1]
-    pairs += [(row, first) for first in waits for row in groups["libero"] if row["at"]]
+    # Of an arm every row also against waiting without a delay, its first row.
+    for group in (groups["metaworld"], groups["libero"]):
+        waits = [{**row, "method": "synchronous_0"} for row in group if row["method"] == "synchronous"][:1]
+        pairs += [(row, first) for first in waits for row in group if row["at"]]
     family = one_family(
         {"on": first["on"], "measure": "success", "first": first["method"], "second": second["method"],
          **asdict(contrast(*(np.array([*map(float, row["won"])]) for row in (first, second))))}
@@ -233,7 +250,7 @@ def report(results: Results) -> Report:
         cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f}"
         heads = "on | age | as it is | corrected | two answers to one observation"
         tables.append(Table("errors", about, heads, cells, results["errors"]))
-    tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | SCALED)]
+    tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | SCALED | ON_METAWORLD)]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
     return Report(

@@ -51,13 +51,14 @@ class Corrected:
 
     Attributes:
         method: of the recipe; or ``first``, from stale chunks alone, or ``shuffled``, with other steps' observations.
-        hidden: whether it does not see the goal. ``training``: the seed of its training. ``scale``: of its corrections.
+        device: by the name of what it sees, ``hidden`` without the goal; "" for what the target sees of numbers.
+        training: the seed of its training. ``scale``: of its corrections.
         delays: at which it is measured. ``world``: whose target it corrects.
     """
 
     about: str
     method: str
-    hidden: bool = False
+    device: str = ""
     training: int = 0
     delays: tuple[int, ...] = DELAYS
     world: str = "success"
@@ -67,7 +68,7 @@ class Corrected:
     def bundle(self) -> str:
         """Its name."""
         of = "" if self.world == "success" else f"{self.world}-"
-        return f"{of}{self.method}-{'hidden-' * self.hidden}{self.training}"
+        return f"{of}{self.method}-{self.device}{'-' * bool(self.device)}{self.training}"
 
     @property
     def needs(self) -> str:
@@ -111,17 +112,18 @@ def every(steps: int) -> GateSettings:
     return GateSettings("periodic", options=(("period", steps),))
 
 
+HIDDEN, CAMERA = "hidden", "camera"
 CORRECTED: dict[str, Corrected] = {
     "corrected": Corrected("every action of a chunk corrected by the newest observation", "corrector"),
     "a2c2": Corrected("as published: learned from demonstrations, without a bound, no draft", "a2c2"),
     "draft": Corrected("control: the same network without the chunk, which never asks", "draft"),
-    "corrected_hidden": Corrected("corrected; the device does not see the goal", "corrector", True),
-    "draft_hidden": Corrected("control: the draft alone; the device does not see the goal", "draft", True),
-    "newest_hidden": Corrected("control: without what was seen when it asked", "newest", True, 0, PARTED),
-    "first_hidden": Corrected("control: learned from stale chunks alone", "first", True, 0, PARTED),
-    "shuffled_hidden": Corrected("control: learned with observations of other steps", "shuffled", True, 0, PARTED),
-    "corrected_hidden_1": Corrected("second training", "corrector", True, 1, PARTED),
-    "corrected_hidden_2": Corrected("third training", "corrector", True, 2, PARTED),
+    "corrected_hidden": Corrected("corrected; the device does not see the goal", "corrector", HIDDEN),
+    "draft_hidden": Corrected("control: the draft alone; the device does not see the goal", "draft", HIDDEN),
+    "newest_hidden": Corrected("control: without what was seen when it asked", "newest", HIDDEN, 0, PARTED),
+    "first_hidden": Corrected("control: learned from stale chunks alone", "first", HIDDEN, 0, PARTED),
+    "shuffled_hidden": Corrected("control: learned with observations of other steps", "shuffled", HIDDEN, 0, PARTED),
+    "corrected_hidden_1": Corrected("second training", "corrector", HIDDEN, 1, PARTED),
+    "corrected_hidden_2": Corrected("third training", "corrector", HIDDEN, 2, PARTED),
 }
 UNCORRECTED = {
     f"uncorrected{of}": replace(CORRECTED[f"corrected{of}"], about="control: chunks as they are, or draft", scale=0.0)
@@ -147,12 +149,27 @@ ON_LIBERO: dict[str, Corrected] = {
         ("draft", CORRECTED["draft"], (4,)),
     )
 }  # fmt: skip
+# The device sees proprioception, or its hand camera, too. Its draft never asks, whatever the delay.
+ON_METAWORLD: dict[str, Corrected] = {
+    f"{name}_{device}": replace(of, device=device, world="metaworld", delays=(4,) if name == "draft" else (2, 4))
+    for device in (HIDDEN, CAMERA)
+    for name, of in (("corrected", CORRECTED["corrected"]), ("draft", CORRECTED["draft"]),
+                     ("uncorrected", UNCORRECTED["uncorrected"]))
+} | {
+    f"corrected_{device}_{seed}": Corrected(about, "corrector", device, seed, (4,), "metaworld")
+    for device in (HIDDEN, CAMERA) for seed, about in ((1, "second training"), (2, "third training"))
+}  # fmt: skip
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 
 def training_cells() -> Iterator[Cell]:
     """A cell for every bundle that the methods need, that of the rollouts' player before those that learn from them."""
-    every = [*CORRECTED.values(), *PUSHED.values(), *(ON_LIBERO.values() if find_spec(LIBERO) else ())]
+    every = [
+        *CORRECTED.values(),
+        *PUSHED.values(),
+        *ON_METAWORLD.values(),
+        *(ON_LIBERO.values() if find_spec(LIBERO) else ()),
+    ]
     first = [replace(each, method="first") for each in every if each.method != "a2c2"]
     for each in {each.bundle: each for each in (*first, *every)}.values():
         yield Cell(each.needs, partial(_train, each))
@@ -162,8 +179,9 @@ def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
     recipe, out = folder / "recipe.toml", folder / "run"
     method = "corrector" if of.method in ("first", "shuffled") else of.method
     world, changes = WORLDS[of.world], f'method = "{method}"\nseed = {of.training}\n'
-    changes += f'sees = ["{world.hidden}"]\n' * of.hidden
-    if of.hidden or of.world != "success":
+    if of.device in world.sees:
+        changes += f"sees = {list(world.sees[of.device])}\n"
+    if of.device or of.world != "success":
         changes += f'env = "{world.env.replace(BENCHMARK, "")}"\n'
     if of.method not in ("first", "a2c2"):
         changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'

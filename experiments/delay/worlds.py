@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def showing(base: Any, name: str, count: int) -> Any:
 
 @dataclass(frozen=True)
 class World:
-    """A task at a pace; its flow policy, what a device sees from which something is hidden, and episodes to learn.
+    """A task at a pace; its flow policy, what some devices see, by their names, and episodes to learn.
 
     ``env``: for ``load_task``, so that only who plays there needs its simulator. ``rate_hz``, ``episodes``: of a trial.
     """
@@ -61,7 +61,7 @@ class World:
     env: str
     pace: float
     base: str
-    hidden: str = ""
+    sees: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     learned: int = 200
     rate_hz: float = 20.0
     episodes: int = EPISODES
@@ -72,11 +72,16 @@ PUSHT = replace(pusht.TASK, make=partial(showing(pusht.PushT, "agent", 2), pace=
 BASE = "ball-chase-flow"
 # By the group of their cells.
 WORLDS = {
-    "success": World("ball-chase at pace 0.1", f"{__name__}:BALL", 0.1, BASE, "ball"),
-    "still": World("ball-chase at pace 0", f"{__name__}:BALL", 0.0, BASE, "ball"),
-    "pusht": World("pusht at pace 5", f"{__name__}:PUSHT", 5.0, "pusht-flow", "agent", 100, 10.0),
+    "success": World("ball-chase at pace 0.1", f"{__name__}:BALL", 0.1, BASE, {"hidden": ("ball",)}),
+    "still": World("ball-chase at pace 0", f"{__name__}:BALL", 0.0, BASE, {"hidden": ("ball",)}),
+    "pusht": World("pusht at pace 5", f"{__name__}:PUSHT", 5.0, "pusht-flow", {"hidden": ("agent",)}, 100, 10.0),
+    # Ten episodes of each task, whose target sees two cameras.
+    "metaworld": World(
+        "metaworld", "metaworld", 0.0, "metaworld-flow",
+        {"hidden": ("state",), "camera": ("state", "image.gripper")}, 100,
+    ),
     # Five episodes of each task, in initial states of the benchmark.
-    "libero": World("libero-spatial", "libero-spatial@benchmark", 0.0, "libero-spatial-flow", "", 100, episodes=50),
+    "libero": World("libero-spatial", "libero-spatial@benchmark", 0.0, "libero-spatial-flow", {}, 100, episodes=50),
 }  # fmt: skip
 # Ball-chase over recorded links: the file, and the median of round trip and inference in control steps. A cable has 18
 # to 83 ms; Wi-Fi and a provider have 101 to 545 ms; a robot on Wi-Fi has 5 ms, and up to 7 s in an outage.

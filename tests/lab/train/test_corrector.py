@@ -24,7 +24,7 @@ from specact.lab.train.fit import TrainingResult
 from specact.lab.train.recipe import CorrectorRecipe
 from specact.lab.train.train import train
 from specact.load import load_exchange, load_pair
-from specact.observation import Field
+from specact.observation import Field, Window
 from specact.policy import SpeculativePolicy
 from specact.systems.corrector import CorrectorSpec, based_on, index_of
 
@@ -51,8 +51,18 @@ def another(inputs: Inputs) -> Chunk:
 
 
 def recipe(method: Any = "corrector", **changes: Any) -> CorrectorRecipe:
-    few = {"bundle": "c", "target": TARGET, "env": "ball", "episodes": EPISODES, "most_delay": 3, "steps": 250}
-    return CorrectorRecipe(kind="corrector", method=method, batch=128, hidden=32, **{**few, **changes})
+    few = {"bundle": "c", "target": TARGET, "env": "ball", "episodes": EPISODES, "most_delay": 3, "steps": 250,
+           "batch": 128}  # fmt: skip
+    return CorrectorRecipe(kind="corrector", method=method, hidden=32, **{**few, **changes})
+
+
+@chunk_policy(
+    observation={"state": Field((26,), history=1), "image": Field((96, 96, 3), "uint8", history=0)},
+    chunk=4, actions=2, rate_hz=10.0, low=(0.0, 0.0), high=(512.0, 512.0), fingerprint="pushing",
+)  # fmt: skip
+def pusher(inputs: Inputs) -> Chunk:
+    """Towards the block, and never where it is."""
+    return np.repeat(256.0 + 100.0 * inputs["state"][:, -1, None, :2], 4, axis=1)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +155,16 @@ def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_p
     assert errors["corrected"] < errors["aligned"]
     assert pair.parts.spec.bound == ((2.0, 2.0),) * 6 and not pair.parts.spec.drafts
     assert pair.parts.target.spec.chunk == 6
+
+
+def test_a_device_may_have_a_camera_and_a_chunk_be_shorter_than_the_longest_delay(tmp_path: Path) -> None:
+    seen = recipe(target=f"{__name__}:pusher", env="pusht", sees=("image",), most_delay=8, steps=3, batch=8)
+    pair = load_pair(train(seen, Path(), tmp_path, quiet).bundles[0])
+    assert list(pair.parts.spec.observation.fields) == ["image"]
+    spec, chunk = pair.parts.spec.chunks, np.zeros((4, 2), np.float32)
+    frames = [np.full((2, 96, 96, 3), value, np.uint8) for value in (0, 255)]
+    answers = [pair.parts.network.run(Window({"image": of}), based_on(chunk, 1), index_of(1, 4)) for of in frames]
+    assert spec.chunk == 4 and not np.array_equal(answers[0][1], answers[1][1]), "the draft looks at the frame"
 
 
 @pytest.mark.parametrize(

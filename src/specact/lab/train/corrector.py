@@ -30,11 +30,13 @@ from specact.lab.rollout.distillation import record_rollouts, record_stale
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import OBSERVATION, SHARD
 from specact.lab.train.attention import Observing, Statistics
+from specact.lab.train.attention import plain as module_name
 from specact.lab.train.dataset import Windows, moments
+from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.export import BundleFolder, Graph, Input, deployed, observed
 from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.loop import Losses, Metrics, Progress, Stage, seed_weights
-from specact.lab.train.recipe import ChunkRecipe, CorrectorRecipe, Recipe, chunk_recipe_of, plain
+from specact.lab.train.recipe import ChunkRecipe, CorrectorRecipe, EncoderRecipe, Recipe, chunk_recipe_of, plain
 from specact.load import load_pair, load_policy
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
@@ -53,6 +55,8 @@ USES: dict[str, tuple[bool, bool, float | None]] = {
 _WITHIN, _SMALLEST = 0.99, 1e-4
 _WHOLE_RANGE = 2.0  # of normalised actions: no bound
 _VALIDATED = 4096  # maximum number of examples for validation
+# Of each camera that the device sees: how its frames are encoded, and how many features a frame has.
+_CAMERA, _FEATURES = EncoderRecipe(channels=(16, 32, 32), keypoints=16, width=64, shift=2), 32
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,12 @@ class CorrectorModel(Observing):
         remembers, whole, _ = USES[recipe.method]
         self.register_buffer("of_then", torch.tensor(float(remembers)))
         self.register_buffer("of_chunk", torch.tensor([1.0, *[float(whole)] * shape[0]])[:, None])
-        observation = sum(math.prod(field.window_shape) for field in self.fields.values())
+        self.cameras = nn.ModuleDict({
+            module_name(name): ImageEmbedding(_CAMERA, field.shape, _FEATURES)
+            for name, field in self.fields.items() if field.is_image
+        })  # fmt: skip
+        each = {name: _FEATURES if field.is_image else math.prod(field.shape) for name, field in self.fields.items()}
+        observation = sum(self.fields[name].history * size for name, size in each.items())
         self.read = nn.Linear(observation + (1 + shape[0]) * shape[1] + 3, recipe.hidden)
         self.mix = nn.Linear(recipe.hidden, recipe.hidden)
         self.correct, self.draft = nn.Linear(recipe.hidden, shape[1]), nn.Linear(recipe.hidden, shape[1])
@@ -96,7 +105,10 @@ class CorrectorModel(Observing):
 
     def forward(self, observation: Mapping[str, Tensor], chunk: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """``u`` and ``g [B, A]``, for :func:`~specact.systems.corrector.both` and what follows there ``[B, ...]``."""
-        halves = [self.numbers(name, observation[name]).chunk(2, 1) for name in self.fields]
+        halves = [
+            (self.cameras[module_name(name)](seen) if field.is_image else self.numbers(name, seen)).chunk(2, 1)
+            for name, field in self.fields.items() for seen in [observation[name]]
+        ]  # fmt: skip
         numbers = [part.flatten(1) for then, now in halves for part in (self.of_then * then, now)]
         hidden = torch.relu(self.read(torch.cat([*numbers, (self.of_chunk * chunk).flatten(1), index], 1)))
         hidden = hidden + torch.relu(self.mix(hidden))
@@ -142,10 +154,9 @@ class CorrectorTraining(FromDemonstrations):
                 yield
             return
         recipe, count = self.recipe, self.recipe.episodes // SHARD
-        record = partial(
-            record_stale, recipe.target, self.env, dict(self.seen.fields), recipe.seed, recipe.most_delay,
-            recipe.played_by,
-        )  # fmt: skip
+        most = min(recipe.most_delay, self.target.policy.spec.chunk - 1)
+        fields = dict(self.seen.fields)
+        record = partial(record_stale, recipe.target, self.env, fields, recipe.seed, most, recipe.played_by)
         with Pool(self._jobs) as pool:
             files = record_rollouts(
                 record, self.out / "rollouts", range(count), pool.each, partial(progress, "rollouts")
@@ -155,16 +166,15 @@ class CorrectorTraining(FromDemonstrations):
         yield
 
     def _sees(self, target: ObservationSpec) -> ObservationSpec:
-        """What the device sees: numbers, with the target's history, or the newest of what the target does not see."""
+        """What the device sees: the numbers that the target sees, or what the recipe names of these and of others."""
         shapes = load_task(self.env).shapes()
         known = {name: Field(shape) for name, shape in shapes.items() if name != "action" and len(shape) == 1}
-        known |= {name: field for name, field in target.fields.items() if not field.is_image}
+        known |= target.fields
         for name in self.recipe.sees:
             if name not in known:
                 raise unknown_name("observation of a corrector", name, known)
-        fields = {
-            name: known[name] for name in self.recipe.sees or known if name in {*self.recipe.sees, *target.fields}
-        }
+        numbers = [name for name, field in target.fields.items() if not field.is_image]
+        fields = {name: known[name] for name in self.recipe.sees or numbers}
         if not fields:
             raise ConfigError(f"{self.recipe.target} sees camera frames alone; say in sees what the device sees")
         return ObservationSpec(fields)
@@ -248,7 +258,9 @@ class CorrectorTraining(FromDemonstrations):
     def _model(self) -> CorrectorModel:
         spec, fields = self.target.policy.spec, self.seen.fields
         seen = self.train.observation
-        statistics = {name: moments(seen[name].reshape(-1, *field.shape)) for name, field in fields.items()}
+        statistics = {
+            name: moments(seen[name].reshape(-1, *field.shape)) for name, field in fields.items() if not field.is_image
+        }
         return CorrectorModel(fields, statistics, (spec.chunk, spec.actions), self.recipe)
 
     def _of_rollouts(self, files: Sequence[Path]) -> Steps:

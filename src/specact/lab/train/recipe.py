@@ -395,10 +395,10 @@ class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
     """The corrector ``bundle`` of a chunk policy, ``target``, see :func:`~specact.load.load_policy`.
 
     ``corrector`` learns the target's answers of now, in ``episodes`` of rollouts in ``env`` that play its chunks up to
-    ``most_delay`` control steps late; the chunk is withheld from a share ``without`` of the examples. ``draft``
-    and ``newest`` are its controls, see :mod:`specact.systems.corrector`. ``a2c2`` learns the demonstrated
-    actions, on the demonstrations of the target's bundle. It ``sees`` these numbers that the
-    environment shows; if empty, those that the target sees. Its layers have the width ``hidden``. ``played_by`` is an
+    ``most_delay`` control steps late, as far as they reach; the chunk is withheld from a share ``without`` of the
+    examples. ``draft`` and ``newest`` are its controls, see :mod:`specact.systems.corrector`. ``a2c2`` learns the
+    demonstrated actions, on the demonstrations of the target's bundle. It ``sees`` these numbers of the environment and
+    cameras of the target; if empty, the target's numbers. Its layers have the width ``hidden``. ``played_by`` is an
     earlier corrector, which plays half of the rollouts (DAgger, 1011.0686): in the states that corrections lead to.
     """
 
