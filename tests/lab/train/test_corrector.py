@@ -57,12 +57,12 @@ def recipe(method: Any = "corrector", **changes: Any) -> CorrectorRecipe:
 
 
 @chunk_policy(
-    observation={"state": Field((26,), history=1), "image": Field((96, 96, 3), "uint8", history=0)},
+    observation={"agent": Field((2,), history=1), "image": Field((96, 96, 3), "uint8", history=0)},
     chunk=4, actions=2, rate_hz=10.0, low=(0.0, 0.0), high=(512.0, 512.0), fingerprint="pushing",
 )  # fmt: skip
 def pusher(inputs: Inputs) -> Chunk:
-    """Towards the block, and never where it is."""
-    return np.repeat(256.0 + 100.0 * inputs["state"][:, -1, None, :2], 4, axis=1)
+    """Where the agent is, without looking."""
+    return np.repeat(256.0 + 100.0 * inputs["agent"][:, -1:], 4, axis=1)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_p
 
 
 def test_a_device_may_have_a_camera_and_a_chunk_be_shorter_than_the_longest_delay(tmp_path: Path) -> None:
-    seen = recipe(target=f"{__name__}:pusher", env="pusht", sees=("image",), most_delay=8, steps=3, batch=8)
+    seen = recipe(target=f"{__name__}:pusher", env="pusht-camera", sees=("image",), most_delay=8, steps=3, batch=8)
     pair = load_pair(train(seen, Path(), tmp_path, quiet).bundles[0])
     assert list(pair.parts.spec.observation.fields) == ["image"]
     spec, chunk = pair.parts.spec.chunks, np.zeros((4, 2), np.float32)
