@@ -209,8 +209,9 @@ def stuck(steps: Mapping[str, np.ndarray], won: np.ndarray) -> float | None:
 def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
     """Of an inference in fewer steps, and of the draft, over ten steps', alternating: other load falls on all alike."""
     others = {f"{steps} steps" if steps > 1 else "1 step": (policy, steps) for steps in (5, 2, 1)}
-    if (pair := PAIRS.get(policy)) is not None:
-        others["draft"] = pair[0], 1
+    draft, _ = PAIRS.get(policy, (None, EPISODES))
+    if draft is not None:
+        others["draft"] = draft, 1
     measured = costs(policy, others)
     return {"10 steps": measured.pop("ar"), **measured}
 
@@ -277,7 +278,7 @@ def milliseconds(method: str, counts: Mapping[str, Any], cells: Mapping[str, Any
     if method in decodings:
         greedy = cells["decodings"]["ar"]
         action = decodings["ar"]["ms"] * greedy["inferences"] / sum(greedy["steps"])
-        return action * relative_time(decodings[method], counts)["relative"]
+        return float(action * relative_time(decodings[method], counts)["relative"])
     if costs and method in FLOW:
         rounds: Any = FLOW[method].composition
         return cost_of(rounds, {"full": 1.0, "failed": 0.0, **counts}, costs)
@@ -399,6 +400,10 @@ def report(results: Results) -> Report:
     delayed = Experiment.load("delay").stored().get("libero", {})
     facts["delayed"] = {f"{name} {d}": of["success"] for name, at in delayed.items() for d, of in at.items()}
     facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
+    facts["decoded"] = {
+        name: {"mean": of["relative"], "low": of["relative_low"], "high": of["relative_high"]}
+        for name, of in results.get("libero-spatial-tokens", {}).get("gain", {}).items()
+    }
     for row in spent:
         if row["policy"] == own:
             facts[f"chunks_{row['steps']}"] = row["more"]
@@ -416,7 +421,7 @@ def report(results: Results) -> Report:
               "policy | trainings | episodes of each | success",
               "{policy} | {trainings} | {episodes} | {success:ci2}", seeds),
         Table("tasks", "Success by task.", rows=per_task),
-        Table("times", "Time of an inference over that in ten steps, alternating on one core, busy.",
+        Table("times", "Time of an inference over that in ten steps, alternating on one core.",
               "policy | steps | of ten steps", "{policy} | {steps} | {time:ci2}", measured),
         Table(
             "task-time", "Time of a task where the world waits for every chunk, with the latencies that TISED has for "

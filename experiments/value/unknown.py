@@ -102,15 +102,11 @@ def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def gates(rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
     """Gates before the target, at a rate, of a training of the draft."""
-    methods = tuple(method for method in METHODS[rate] if not training or method != DEVICE)
-    return taught(gated(training, folder, run), methods, rate, folder, run)
-
-
-def taught(pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run) -> dict[str, Any]:
-    """Gates of a pair, of which the learned one is trained first."""
+    pair = gated(training, folder, run)
     lessons, few = run.few(LESSONS), run.few(40)
     specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
             "--workers", run.pool.workers)  # fmt: skip
+    methods = tuple(method for method in METHODS[rate] if not training or method != DEVICE)
     return succeeded(pair, methods, rate, folder, run)
 
 

@@ -148,6 +148,7 @@ def _explain(values: Any, kind: Any, where: str, between: str = ".") -> str | No
         return f"{where}: {failure}"
     except msgspec.ValidationError as failure:
         message = str(failure).partition(" - at ")[0]
+    words = [repr(word) for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]
     kind, hints = _only(kind), dict[str, Any]()
     if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
         hints = get_type_hints(kind, include_extras=True)
@@ -161,8 +162,10 @@ def _explain(values: Any, kind: Any, where: str, between: str = ".") -> str | No
         return f"{where} has no {missing[1]!r}; its keys: {', '.join(sorted(hints))}"
     if get_origin(kind) is Literal:
         return str(unknown_name(f"value of {where}", str(values), map(str, get_args(kind))))
-    wanted = re.sub(r"^Expected |, got .*$", "", message)
-    wanted = re.sub(r"`(.+?)`", lambda name: " or ".join(_NAMES.get(n, n) for n in name[1].split(" | ")), wanted)
+    names = _NAMES | {"str": " or ".join(words) or _NAMES["str"]}
+    # Of a number or a word msgspec tells of the word alone.
+    wanted = re.sub(r"^Expected |, got .*$", "", message.replace("Invalid enum value", "Expected `int | str`, got"))
+    wanted = re.sub(r"`(.+?)`", lambda name: " or ".join(names.get(n, n) for n in name[1].split(" | ")), wanted)
     return f"{where} must be {wanted}, got {reprlib.repr(values)}"
 
 

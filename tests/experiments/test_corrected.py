@@ -40,7 +40,7 @@ def test_every_method_has_its_bundle_and_the_goal_is_hidden_from_the_device_alon
 
 @pytest.mark.usefixtures("few")
 def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path) -> None:
-    hidden = Corrected("", "corrector", hidden=True)
+    hidden = Corrected("", "corrector", "hidden")
     draft = replace(hidden, method="draft")
     trial = Trial(2, seed=1, out=tmp_path)
     first, shuffled = replace(hidden, method="first"), replace(hidden, method="shuffled")

@@ -158,3 +158,9 @@ def test_a_server_needs_the_target_alone(made: Path) -> None:
     change(made, "fingerprints", "target", to="0" * 16)
     with pytest.raises(BundleError, match="the pair was made with '0000000000000000'"):
         load_exchange(str(made), target="still_life:still")
+
+
+def test_a_manifest_has_the_name_of_a_stored_bundle_and_the_path_of_another(here: Path, tiny_flow: Path) -> None:
+    for source, stored in (("ball#target", "ball#target"), (str(tiny_flow), str(tiny_flow.resolve()))):
+        make_pair(here / source[-4:], source, source)
+        assert json.loads((here / source[-4:] / "manifest.json").read_text())["sources"]["target"] == stored

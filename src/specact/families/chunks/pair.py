@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from specact.bundle.bundle import Bundle, check_scale, copy_bundle, find_bundle, open_bundle
+from specact.bundle.bundle import Bundle, check_scale, copy_bundle, find_bundle, named_bundles, open_bundle
 from specact.bundle.manifest import FORMAT, MANIFEST
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
@@ -348,7 +348,11 @@ def _read(path: Path) -> PairBundle:
 
 
 def stored_source(source: str) -> str | None:
-    """The source as a manifest stores it: the path of a bundle, with ``#PART``, or None for any other kind."""
+    """The source as a manifest stores it: name or path of a bundle, with ``#PART``, or None for any other kind."""
     kind = kind_of_source(source)
     name, mark, part = source.rpartition("#") if kind == "part" else (source, "", "")
-    return f"{find_bundle(name).resolve()}{mark}{part}" if kind in ("folder", "part") else None
+    if kind not in ("folder", "part"):
+        return None
+    bundle = find_bundle(name)
+    # A name holds in every checkout, a path on this machine alone.
+    return f"{name if bundle == named_bundles().get(name) else bundle.resolve()}{mark}{part}"
