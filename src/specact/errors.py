@@ -88,5 +88,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str], *, plugins: bool = 
     """A :class:`ConfigError` for a name that is not ``known``, suggesting the nearest; or MODULE:NAME with plugins."""
     near = get_close_matches(name, names := sorted(known), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    own = "; or MODULE:NAME for one of your own" if plugins else ""
-    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}{own}")
+    suffix = "; or MODULE:NAME for one of your own" if plugins else ""
+    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}{suffix}")

@@ -37,7 +37,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
     So type checkers and the interpreter read one list (Scientific Python's SPEC 1), and importing costs little.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text())
-    found = {
+    sources = {
         alias.asname or alias.name: (node.module or package, alias.name)
         for node in stub.body
         if isinstance(node, ast.ImportFrom)
@@ -45,16 +45,16 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
     }
 
     def load(name: str) -> Any:
-        if name not in found:
+        if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, own = found[name]
+        module, attribute = sources[name]
         # A submodule becomes an attribute of its package only when it is imported.
-        value = None if module == package else getattr(import_module(module), own, None)
-        value = import_module(f"{module}.{own}") if value is None else value
+        value = None if module == package else getattr(import_module(module), attribute, None)
+        value = import_module(f"{module}.{attribute}") if value is None else value
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, sorted(found)
+    return load, sorted(sources)
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
@@ -99,15 +99,15 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
             f"{name!r} cannot be loaded: importing {module} ends in {type(error).__name__}: {error}; repair that "
             f"first, python -c 'import {module}' shows where it is"
         ) from error
-    found = getattr(loaded, attribute, None)
-    if fits(found):
-        return found
+    candidate = getattr(loaded, attribute, None)
+    if fits(candidate):
+        return candidate
     # Suggestions for the message.
-    there = [own for own, value in vars(loaded).items() if not own.startswith("_") and fits(value)]
+    there = [key for key, value in vars(loaded).items() if not key.startswith("_") and fits(value)]
     has = f"{module} has {', '.join(sorted(there)[:10])}" if there else f"{module} has none"
     if not hasattr(loaded, attribute):
         raise ConfigError(f"{module} has no {attribute!r}. It must be a {kind}; {has}")
-    raise ConfigError(f"{name!r} is {found!r:.100}. It must be a {kind}; {has}")
+    raise ConfigError(f"{name!r} is {candidate!r:.100}. It must be a {kind}; {has}")
 
 
 def load_instance(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
@@ -117,11 +117,11 @@ def load_instance(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
         ConfigError: if it cannot be loaded or called; what it makes is not checked.
     """
     wanted = f"{kind}, or a class or function that makes one without arguments"
-    found = load_object(name, wanted, lambda value: fits(value) or callable(value))
-    if fits(found):
-        return found
+    candidate = load_object(name, wanted, lambda value: fits(value) or callable(value))
+    if fits(candidate):
+        return candidate
     try:
-        return found()
+        return candidate()
     except SpecactError:
         raise
     # Third-party code can raise anything.
@@ -138,13 +138,13 @@ def make_object(name: str, kind: str, methods: Sequence[str]) -> Any:
     Raises:
         ConfigError: if it cannot be loaded or called, or the instance lacks a method; it is stopped then.
     """
-    made = load_instance(name, kind, lambda value: False)
-    missing = [method for method in methods if not callable(getattr(made, method, None))]
+    instance = load_instance(name, kind, lambda value: False)
+    missing = [method for method in methods if not callable(getattr(instance, method, None))]
     if not missing:
-        return made
+        return instance
     refused = ConfigError(f"the {kind} {name!r} has no method {missing[0]!r}; it must have {' and '.join(methods)}")
     # A robot may hold torque once it is made.
-    if callable(stop := getattr(made, "stop", None)):
+    if callable(stop := getattr(instance, "stop", None)):
         try:
             stop()
         except Exception as error:  # noqa: BLE001 - a robot's own code can raise anything

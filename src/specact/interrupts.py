@@ -43,8 +43,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            found = {number: signal.getsignal(number) for number in self._numbers}
-            self._before = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+            handlers = {number: signal.getsignal(number) for number in self._numbers}
+            self._before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
             for number in self._before:
                 signal.signal(number, self._handle)
         return self

@@ -152,8 +152,8 @@ def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
         served = connect(source, deadline_ms=MAX_DEADLINE_MS, token=token, timeout=10.0)
         return LoadedPolicy(served.name, served, served.units, served.fingerprint)
     if kind == "description":
-        own = onnx_policy(Path(source), compute=compute)
-        return LoadedPolicy(Path(source).stem, own, own.units, own.fingerprint)
+        graph = onnx_policy(Path(source), compute=compute)
+        return LoadedPolicy(Path(source).stem, graph, graph.units, graph.fingerprint)
     if kind == "code":
         return load_own(source)
     path = find_bundle(source)
@@ -206,8 +206,8 @@ def load_exchange(
         return load_flow_pair(flow, compute=compute).composed(policy=flow.policy(steps or 10)).exchange
     if holds is not None and holds != "regression":
         return load_pair(source, target=target, compute=compute).exchange
-    if kind == "code" and (own := _own_exchange(source)) is not None:
-        return own
+    if kind == "code" and (exchange := _own_exchange(source)) is not None:
+        return exchange
     loaded = load_policy(source, steps=steps or 10, compute=compute)
     try_out(loaded)
     name, policy = loaded.name, loaded.policy
@@ -220,13 +220,13 @@ def _own_pair(source: str) -> Pair[Any]:
     Without a fingerprint it is derived from the name, so that a calibration of earlier weights is not refused. Without
     a path its calibrations are in the folder ``MODULE.NAME`` of the current directory.
     """
-    found = load_instance(source, "pair of policies, a specact.Pair", lambda value: isinstance(value, Pair))
-    if not isinstance(found, Pair):
-        raise ConfigError(f"{source!r} makes {found!r:.100}; it must make a specact.Pair")
-    check_name("pair", found.name)
+    pair = load_instance(source, "pair of policies, a specact.Pair", lambda value: isinstance(value, Pair))
+    if not isinstance(pair, Pair):
+        raise ConfigError(f"{source!r} makes {pair!r:.100}; it must make a specact.Pair")
+    check_name("pair", pair.name)
     return replace(
-        found, source=PairSource(source), path=found.path or Path(file_stem(source)),
-        fingerprint=found.fingerprint or hashlib.sha256(source.encode()).hexdigest()[:16],
+        pair, source=PairSource(source), path=pair.path or Path(file_stem(source)),
+        fingerprint=pair.fingerprint or hashlib.sha256(source.encode()).hexdigest()[:16],
     )  # fmt: skip
 
 
@@ -240,15 +240,15 @@ def _own_exchange(source: str) -> Exchange[Any] | None:
         return has and not isinstance(value, type)
 
     kind = "target: a chunk policy, a pair of policies or an exchange"
-    found = load_instance(source, kind, lambda value: is_policy(value) or isinstance(value, Pair) or is_exchange(value))
-    if is_policy(found):
+    exchange = load_instance(source, kind, lambda item: is_policy(item) or isinstance(item, Pair) or is_exchange(item))
+    if is_policy(exchange):
         return None
-    if isinstance(found, Pair):
-        found = found.exchange
-    if not is_exchange(found):
+    if isinstance(exchange, Pair):
+        exchange = exchange.exchange
+    if not is_exchange(exchange):
         raise ConfigError(
-            f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.Pair and "
+            f"{source!r} is {exchange!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.Pair and "
             f"specact.wire.exchange.Exchange; an exchange has {', '.join(_EXCHANGE)}"
         )
-    check_name("exchange", found.name)
-    return cast("Exchange[Any]", found)
+    check_name("exchange", exchange.name)
+    return cast("Exchange[Any]", exchange)

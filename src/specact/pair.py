@@ -71,8 +71,8 @@ class Pending(Generic[T_co]):
         """The request whose result is what ``read`` makes of this one's; a miss remains a miss."""
 
         def result() -> B | Miss:
-            found = self.result()
-            return found if isinstance(found, Miss) else read(found)
+            answer = self.result()
+            return answer if isinstance(answer, Miss) else read(answer)
 
         return Pending(result, self.done, self.sent)
 

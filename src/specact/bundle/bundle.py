@@ -75,11 +75,11 @@ class Bundle(Generic[S]):
         """
         file, sizes = self.files[part], dict[str, int]()
         try:
-            found: dict[str, NDArray[Any]] = load_file(file)
+            arrays: dict[str, NDArray[Any]] = load_file(file)
         except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
             raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
         for name, (dtype, shape) in wanted.items():
-            array = found.get(name)
+            array = arrays.get(name)
             if array is None or array.dtype != dtype or not fits(array.shape, shape, sizes) or not array.size:
                 held = "none" if array is None else f"{array.dtype} {list(array.shape)}"
                 raise BundleError(
@@ -88,7 +88,7 @@ class Bundle(Generic[S]):
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise BundleError(f"{file} holds {name} with NaN or infinite numbers; export the bundle again")
-        return {name: found[name] for name in wanted}
+        return {name: arrays[name] for name in wanted}
 
 
 def open_bundle(
@@ -143,8 +143,8 @@ def check_bundle(path: Path) -> dict[str, Any]:
     kind = read_manifest(path).kind
     bundle = open_bundle(path, kind, dict, {} if kind == "chunks" else None)  # those have bundles in their folders
     networks = [file for file in (*bundle.files.values(), path / HEAD) if file.suffix == ".onnx" and file.is_file()]
-    found = dict(zip((file.name for file in networks), try_out(networks) if networks else (), strict=True))
-    return {"bundle": str(path), "kind": kind, "fingerprint": bundle.fingerprint, "networks": found}
+    reports = dict(zip((file.name for file in networks), try_out(networks) if networks else (), strict=True))
+    return {"bundle": str(path), "kind": kind, "fingerprint": bundle.fingerprint, "networks": reports}
 
 
 def _place_of(path: Path, manifest: Manifest, part: str) -> tuple[Path, Manifest]:

@@ -79,13 +79,13 @@ class Network:
         self._session = open_session(file, compute)
         self.inputs, self.outputs = _shapes(self._session.get_inputs()), _shapes(self._session.get_outputs())
         self.sizes = dict(sizes)
-        for verb, found, wanted in (("takes", self.inputs, inputs), ("gives", self.outputs, outputs)):
+        for verb, shapes, wanted in (("takes", self.inputs, inputs), ("gives", self.outputs, outputs)):
             if wanted is not None and not (
-                found.keys() == wanted.keys() and all(fits(found[name], wanted[name], self.sizes) for name in found)
+                shapes.keys() == wanted.keys() and all(fits(shapes[name], wanted[name], self.sizes) for name in shapes)
             ):
-                told = {name: list(shape) for name, shape in wanted.items()}
+                dims = {name: list(shape) for name, shape in wanted.items()}
                 raise BundleError(
-                    f"{file} {verb} {found}, but the bundle's manifest and its other parts say {told}: they do not "
+                    f"{file} {verb} {shapes}, but the bundle's manifest and its other parts say {dims}: they do not "
                     f"match; {repair}"
                 )
         self._names = list(self.outputs if outputs is None else outputs)
@@ -150,8 +150,8 @@ def open_session(file: Path, compute: Compute = CPU) -> onnxruntime.InferenceSes
     options.log_severity_level = 3
     options.add_session_config_entry("session.load_model_format", "ONNX")
     # A policy's weights are also those of networks in folders below its own.
-    own, above = file.absolute().parents[:2]
-    folder = above if (above / WEIGHTS).is_file() and not (own / WEIGHTS).is_file() else own
+    parent, above = file.absolute().parents[:2]
+    folder = above if (above / WEIGHTS).is_file() and not (parent / WEIGHTS).is_file() else parent
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
         return onnxruntime.InferenceSession(read_part(file), options, providers=[compute.provider])

@@ -74,10 +74,10 @@ def try_out(files: Collection[Path], seconds: int = 60) -> list[dict[str, Any]]:
     except OSError as error:
         raise BundleError(f"no process can be started to check {', '.join(names)}: {error}") from None
     if done.returncode:
-        told = "".join(filter(str.isprintable, done.stdout))  # it may quote names from the file
-        raise BundleError(told if done.returncode == _REFUSED else refusal)
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+        message = "".join(filter(str.isprintable, done.stdout))  # it may quote names from the file
+        raise BundleError(message if done.returncode == _REFUSED else refusal)
+    reports: list[dict[str, Any]] = json.loads(done.stdout)
+    return reports
 
 
 def remember(digests: Iterable[str]) -> None:
@@ -114,17 +114,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     errors: tuple[type[Exception], ...] = (BundleError, *LOAD_ERRORS, TypeError, ValueError, MemoryError)
-    found = []
+    reports = []
     for file in map(Path, sys.argv[3:]):
         try:
-            found.append(_run(file))
+            reports.append(_run(file))
         except errors as error:
             if _lacks_memory(error):
                 sys.exit(_TOO_LARGE)
-            told = f"{file} cannot be run: {' '.join(str(error).split())[:300]}; export it again"
-            sys.stdout.write(str(error) if isinstance(error, BundleError) else told)
+            message = f"{file} cannot be run: {' '.join(str(error).split())[:300]}; export it again"
+            sys.stdout.write(str(error) if isinstance(error, BundleError) else message)
             sys.exit(_REFUSED)
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(reports))
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -135,9 +135,9 @@ def _size(file: Path) -> int:
     """Bytes of a network and its weights: files beside it that begin with its name, and those that networks share."""
     from specact.bundle.manifest import WEIGHTS
 
-    own, above = file.absolute().parents[:2]
-    parts = [each for each in own.iterdir() if each.name.startswith(file.stem)]
-    return sum(each.stat().st_size for each in {*parts, own / WEIGHTS, above / WEIGHTS} if each.is_file())
+    parent, above = file.absolute().parents[:2]
+    parts = [each for each in parent.iterdir() if each.name.startswith(file.stem)]
+    return sum(each.stat().st_size for each in {*parts, parent / WEIGHTS, above / WEIGHTS} if each.is_file())
 
 
 def _run(file: Path) -> dict[str, Any]:

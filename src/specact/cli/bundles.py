@@ -33,8 +33,8 @@ class Pair(Options):
     json: bool = False  # print the result as JSON
 
     def run(self) -> None:
-        made = make_pair(self.out, self.draft, self.target, self.settings)
-        print_result(self.json, {"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute})
+        pair = make_pair(self.out, self.draft, self.target, self.settings)
+        print_result(self.json, {"name": pair.name, "fingerprint": pair.fingerprint, "execute": pair.execute})
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Split(Options):
         split = split_tokens if read_manifest(find_bundle(self.bundle)).kind == "tokens" else split_bundle
         spec = split(self.bundle, self.out).spec
         activations = [list(shape) for shape in spec.activations]
-        found = {"path": str(self.out), "network": spec.network, "stages": spec.stages, "activations": activations}
-        print_result(self.json, found)
+        result = {"path": str(self.out), "network": spec.network, "stages": spec.stages, "activations": activations}
+        print_result(self.json, result)
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Export(Options):
                 from specact.lab.train.freqcache import add_refresh
 
                 add_refresh(load_flow(copy))
-            made = load_pair(copy) if manifest.kind in ("pair", "tokens") else load_policy(str(copy))
+            bundle = load_pair(copy) if manifest.kind in ("pair", "tokens") else load_policy(str(copy))
             copy.rename(out)
-        print_result(self.json, {"path": str(out), "fingerprint": made.fingerprint, "parity": manifest.parity})
+        print_result(self.json, {"path": str(out), "fingerprint": bundle.fingerprint, "parity": manifest.parity})
 
     def _source(self) -> Path:
         """The bundle's folder."""
@@ -111,12 +111,12 @@ class Export(Options):
         run = self.source
         if (len(run.parts) == 1 and not run.is_dir()) or (run / "manifest.json").is_file():
             return find_bundle(run)
-        made = [path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))]
-        if not made:
+        bundles = [path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))]
+        if not bundles:
             raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to completion first")
-        if len(made) > 1:
-            raise ConfigError(f"{run} made several bundles; name one of {', '.join(map(str, made))}")
-        return made[0]
+        if len(bundles) > 1:
+            raise ConfigError(f"{run} made several bundles; name one of {', '.join(map(str, bundles))}")
+        return bundles[0]
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ class Bundle(Options):
             except SpecactError as error:
                 print_error(str(error))
                 refused = True
-        print_result(self.json, checked, (line for found in checked for line in ("", *_lines(found))))
+        print_result(self.json, checked, (line for report in checked for line in ("", *_lines(report))))
         if refused:
             raise SystemExit(1)
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _lines(report: dict[str, Any]) -> list[str]:
     networks = {
-        name: f"{of['inputs']} -> {of['outputs']}, {of['memory_mib']} MiB, {of['seconds']:.2g} s"
-        for name, of in found["networks"].items()
+        name: f"{network['inputs']} -> {network['outputs']}, {network['memory_mib']} MiB, {network['seconds']:.2g} s"
+        for name, network in report["networks"].items()
     }
-    return lines_of({**found, "networks": None, **networks})
+    return lines_of({**report, "networks": None, **networks})

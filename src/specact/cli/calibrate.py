@@ -86,14 +86,14 @@ class GateOptions(Options):
         path = made.save(self._folder(pair))
         print_result(self.json, asdict(made), [*self._lines(made), f"written: {path}"])
 
-    def _lines(self, made: Calibration) -> Iterator[str]:
+    def _lines(self, calibration: Calibration) -> Iterator[str]:
         """The threshold, and what the scores say of rejections, or of the distance to the target."""
-        model, told = made.model, ("spearman", "auroc", "linear", "logarithmic")
-        yield f"{self.gate} at rate {self.rate:g}: threshold {made.settings.threshold:.4g}"
-        yield from lines_of({"held out": made.held_out} | {name: model.get(name) for name in told})
+        model, statistics = calibration.model, ("spearman", "auroc", "linear", "logarithmic")
+        yield f"{self.gate} at rate {self.rate:g}: threshold {calibration.settings.threshold:.4g}"
+        yield from lines_of({"held out": calibration.held_out} | {name: model.get(name) for name in statistics})
         if "linear" in model and model["linear"]["slope"] < 0:
             remark("the slope is negative: this gate asks where the target would have accepted the draft", warn=True)
-        if abs(made.held_out["rate"] - self.rate) > TOLERANCE:
+        if abs(calibration.held_out["rate"] - self.rate) > TOLERANCE:
             more = "more episodes or --rounds" if self.threshold == "quantile" else "--threshold quantile"
             remark(f"this is more than {TOLERANCE} from the wanted rate; use {more}", warn=True)
 
@@ -124,12 +124,12 @@ class Calibrate(GateOptions):
         total = self.episodes * (rounds + 2)
         with progress_bars() as update, Pool(self.workers) as pool:
             collect = collector(self.lessons or 100_000, pool, update, world, training_folder(pair) / "frames")
-            made = calibrate(
+            calibration = calibrate(
                 pair, self.settings(pair, collect, update), self.rate, episodes=self.episodes, rounds=self.rounds,
                 seed=self.seed, env=world, pool=pool, threshold=self.threshold,
                 advance=lambda done: update(f"calibrating {self.gate}", done, total),
             )  # fmt: skip
-        self.report(pair, made)
+        self.report(pair, calibration)
 
 
 def training_folder(pair: Pair[Any]) -> Path:
@@ -187,11 +187,11 @@ class OfflineCalibrate(GateOptions):
                 )
 
             gate = self.settings(pair, collect, update, rounds=1)
-            made = calibrate_offline(
+            calibration = calibrate_offline(
                 pair, gate, self.rate, held_out, pool, update,
                 rounds=self.rounds, seed=self.seed, threshold=self.threshold,
             )  # fmt: skip
-        self.report(pair, made)
+        self.report(pair, calibration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +214,8 @@ class OfflineEval(Comparison):
                 pair, self.names, held_out, self.rate, self.folder, pool, update,
                 gate_options=self.gate_options, seed=self.seed, command=command_line(),
             )  # fmt: skip
-        rows = [{"method": name, **found} for name, found in summary["methods"].items()]
-        shown = {
+        rows = [{"method": name, **metrics} for name, metrics in summary["methods"].items()]
+        columns = {
             "method": "method", "error.mean": "error", "error.low": "low", "error.high": "high",
             "sent": "sent", "action_change_loss": "change",
         }  # fmt: skip
@@ -224,7 +224,7 @@ class OfflineEval(Comparison):
             "mean change of the action that verification of a skipped step would have made"
         )
         title = f"{summary['bundle']}: {summary['episodes']} demonstrations"
-        self.report(summary, table_of(title, rows, shown, caption))
+        self.report(summary, table_of(title, rows, columns, caption))
 
 
 Offline = (

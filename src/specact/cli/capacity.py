@@ -60,27 +60,27 @@ class Capacity(Options):
         demand, most_hz = Demand(self.rate_hz, self.deadline_ms / 1e3), service.most_hz(self.max_batch)
         robots = capacity(demand, service, self.max_batch, 0, _ALLOWED)
         counts = sorted({max(1, round(part * robots)) for part in _PARTS} | {robots + 1})
-        found = {
+        result = {
             "robots": robots, "base_ms": 1e3 * service.base_s, "per_request_ms": 1e3 * service.per_request_s,
             "most_hz": most_hz, "binds": "throughput" if robots > 0.9 * most_hz / self.rate_hz else "deadline",
             "rows": [self._row(demand, count, service) for count in counts],
         }  # fmt: skip
-        print_result(self.json, found, self._lines(found))
+        print_result(self.json, result, self._lines(result))
 
     def _row(self, demand: Demand, robots: int, service: ServiceTime) -> dict[str, Any]:
         """What so many robots would see."""
-        took, _ = latencies([demand] * robots, service, self.max_batch, np.random.default_rng(0), SEARCH_REQUESTS)
-        p50, p99 = (None if np.isinf(p) else float(1e3 * p) for p in np.quantile(took, (0.5, 0.99), method="higher"))
-        load, missed = robots * demand.rate_hz / service.most_hz(self.max_batch), (took > demand.deadline_s).mean()
+        times, _ = latencies([demand] * robots, service, self.max_batch, np.random.default_rng(0), SEARCH_REQUESTS)
+        p50, p99 = (None if np.isinf(p) else float(1e3 * p) for p in np.quantile(times, (0.5, 0.99), method="higher"))
+        load, missed = robots * demand.rate_hz / service.most_hz(self.max_batch), (times > demand.deadline_s).mean()
         return {"robots": robots, "load": load, "missed": float(missed), "p50_ms": p50, "p99_ms": p99}
 
-    def _lines(self, found: dict[str, Any]) -> Iterator[str | Table]:
+    def _lines(self, result: dict[str, Any]) -> Iterator[str | Table]:
         wanted = f"ask {self.rate_hz:g} times a second and need the reply within {self.deadline_ms:g} ms"
-        yield f"this server holds {found['robots']} robots that {wanted}"
+        yield f"this server holds {result['robots']} robots that {wanted}"
         yield (
-            f"a batch of b takes {found['base_ms']:.3g} + {found['per_request_ms']:.3g} b ms; with at most "
-            f"{self.max_batch} in one it answers {found['most_hz']:.0f} requests a second"
+            f"a batch of b takes {result['base_ms']:.3g} + {result['per_request_ms']:.3g} b ms; with at most "
+            f"{self.max_batch} in one it answers {result['most_hz']:.0f} requests a second"
         )
-        yield _BINDS[found["binds"]]
-        yield table_of("", found["rows"], _SHOWN)
+        yield _BINDS[result["binds"]]
+        yield table_of("", result["rows"], _SHOWN)
         yield _ASSUMED

@@ -35,12 +35,12 @@ class Info(Options):
         from specact.lab.data.readers import read
 
         episodes, seen = (read(self.path), {}) if self.recipe is None else _as_read(self.recipe, self.path)
-        found = describe(episodes, self.path)
+        description = describe(episodes, self.path)
         policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
-        shown = {name: value for name, value in found.items() if name != "warnings"}
-        shown |= {f"policy {who} sees": spec.describe()["fields"] for who, spec in seen.items()}
-        print_result(self.json, found | policies, lines_of(shown))
-        for warning in [] if self.json else found["warnings"]:
+        summary = {name: value for name, value in description.items() if name != "warnings"}
+        summary |= {f"policy {who} sees": spec.describe()["fields"] for who, spec in seen.items()}
+        print_result(self.json, description | policies, lines_of(summary))
+        for warning in [] if self.json else description["warnings"]:
             remark(f"warning: {warning}", warn=True)
 
 
@@ -70,11 +70,11 @@ class Record(Options):
         check_folder(self.out)
         order = Order(self.env, self.seed, self.noise, self.pixels, self.privileged)
         with Pool(self.workers) as pool, progress_bars() as update:
-            made = record(order, self.out, self.episodes, pool.each, partial(update, "demonstrations"))
+            recording = record(order, self.out, self.episodes, pool.each, partial(update, "demonstrations"))
         counts = {
-            "path": str(self.out), "kept": sum(made.kept.values()), "tried": sum(made.tried.values()),
-            "steps": made.steps,
-            "tasks": {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept},
+            "path": str(self.out), "kept": sum(recording.kept.values()), "tried": sum(recording.tried.values()),
+            "steps": recording.steps,
+            "tasks": {name: {"kept": recording.kept[name], "tried": recording.tried[name]} for name in recording.kept},
         }  # fmt: skip
         print_result(self.json, counts)
 
@@ -115,6 +115,6 @@ def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationS
     from specact.lab.train.recipe import Recipe, load_recipe
 
     wanted = load_recipe(recipe, Recipe)
-    made = read_demonstrations(wanted, [path])
-    seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in wanted.seeing.items()}
-    return made, seen
+    episodes = read_demonstrations(wanted, [path])
+    seen = {who: observation_of(policy, wanted, episodes, f"policy {who!r}") for who, policy in wanted.seeing.items()}
+    return episodes, seen

@@ -88,13 +88,13 @@ class Doctor(Options):
         requests = self.requests or 200
         times = _probe(client, requests, pause_s)
         stages = ("total", "network", "queue", "target")
-        found = {stage: 1e3 * np.array([getattr(each, stage) for each in times]) for stage in stages}
+        latencies = {stage: 1e3 * np.array([getattr(each, stage) for each in times]) for stage in stages}
         return {
             "url": server, "bundle": welcome.bundle, "version": welcome.version, "requests": requests,
-            "missed": requests - len(times), "deadline_ms": 1.2 * float(np.quantile(found["total"], 0.99)),
+            "missed": requests - len(times), "deadline_ms": 1.2 * float(np.quantile(latencies["total"], 0.99)),
             "stages_ms": {
                 stage: {f"p{share}": float(np.quantile(times, share / 100)) for share in (50, 95, 99)}
-                for stage, times in found.items()
+                for stage, times in latencies.items()
             },
         }  # fmt: skip
 
@@ -103,11 +103,11 @@ def _probe(client: Client, requests: int, pause_s: float) -> list[OffloadTimes]:
     """The times of those requests that are answered within two seconds; they are sent one by one, as by a robot."""
     request, times, causes = Request(client.contract.observation.zeros(), StepAddress(0, 0, 0, 0)), [], set[str]()
     for _ in range(requests):
-        found = client.request("infer", request, 2000.0, wait_if_busy=True).result()
-        if isinstance(found, Miss):
-            causes.add(found.cause if client.failure is None else f"{found.cause}: {client.failure}")
+        reply = client.request("infer", request, 2000.0, wait_if_busy=True).result()
+        if isinstance(reply, Miss):
+            causes.add(reply.cause if client.failure is None else f"{reply.cause}: {client.failure}")
         else:
-            times.append(found[1])
+            times.append(reply[1])
         time.sleep(pause_s)
     if not times:
         raise RemoteError(f"none of {requests} requests was answered: {', '.join(sorted(causes))}")
@@ -118,7 +118,7 @@ def _machine() -> dict[str, Any]:
     """What this machine has."""
     import onnxruntime
 
-    installed = {name.lower().replace("_", "-") for found in distributions() if (name := found.name)}
+    installed = {name.lower().replace("_", "-") for dist in distributions() if (name := dist.name)}
     return {
         "specact": __version__, "python": platform.python_version(), "machine": platform.machine(),
         "providers": onnxruntime.get_available_providers(),

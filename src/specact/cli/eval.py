@@ -137,7 +137,7 @@ def summary_table(summary: dict[str, Any], columns: Sequence[str] = tuple(_SHOWN
     methods: dict[str, dict[str, Any]] = summary["methods"]
     rows = [{"method": name, **metrics} for name, metrics in methods.items()]
     binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
-    shown = {
+    headings = {
         name: _SHOWN[name] for name in columns
         if any(value_at(row, name) is not None for row in rows) and not (binary and name == "score.mean")
     }  # fmt: skip
@@ -149,7 +149,7 @@ def summary_table(summary: dict[str, Any], columns: Sequence[str] = tuple(_SHOWN
         shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
         notes.append(f"success with a score above {least}: {shares}")
     title = f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}"
-    return table_of(title, rows, shown, " · ".join(notes))
+    return table_of(title, rows, headings, " · ".join(notes))
 
 
 def contrast_lines(summary: dict[str, Any]) -> list[str]:
@@ -197,9 +197,9 @@ class Demo(Options):
         columns = _DEMO if pair_of_codes else tuple(_SHOWN)
         lines: list[str | Table] = [summary_table(summary, columns), *contrast_lines(summary)]
         if pair_of_codes:
-            if (shown := _film(folder)) is not None:
-                summary |= {"shown": str(shown[0]), "choice": shown[1]}
-                lines += [f"film: {shown[0]}", shown[1]]
+            if (film := _film(folder)) is not None:
+                summary |= {"shown": str(film[0]), "choice": film[1]}
+                lines += [f"film: {film[0]}", film[1]]
             summary["conclusion"] = conclusion(summary)
         print_result(self.json, summary, [*lines, f"run folder: {folder}", *filter(None, [summary.get("conclusion")])])
 
@@ -235,19 +235,19 @@ def conclusion(summary: dict[str, Any]) -> str:
         # Without a difference in n episodes, its rate is below 3 / n at 95 %.
         if second in _ALONE and max(test["high"], 3 / episodes) <= _MARGIN:
             near.append(second)
-    own = methods["adahi"]
-    told = (
-        f"In these {episodes} episodes ADAHI asks the server at {own['sent']:.0%} of the inferences. In "
+    adahi = methods["adahi"]
+    text = (
+        f"In these {episodes} episodes ADAHI asks the server at {adahi['sent']:.0%} of the inferences. In "
         f"success it {words['hybrid']} asking always, and {words['random']} asking as often at random. "
     )
     if near:
         named = " and ".join(f"{_ALONE[name]} ({methods[name]['success']['rate']:.2f})" for name in near)
-        told += f"Without a server, {named} {'do' if len(near) > 1 else 'does'} as well to within {_MARGIN} (ADAHI "
-        told += f"{own['success']['rate']:.2f}): on this task you need no server"
-        return f"{told}{' if your device can run the target' * (near == ['target_on_device'])}."
+        text += f"Without a server, {named} {'do' if len(near) > 1 else 'does'} as well to within {_MARGIN} (ADAHI "
+        text += f"{adahi['success']['rate']:.2f}): on this task you need no server"
+        return f"{text}{' if your device can run the target' * (near == ['target_on_device'])}."
     if all(words[name].startswith("succeeds more") for name in _ALONE if name in words):
-        return f"{told}It succeeds more often than everything that needs no server, so here a server helps."
-    return f"{told}The episodes are too few to say whether a server is needed."
+        return f"{text}It succeeds more often than everything that needs no server, so here a server helps."
+    return f"{text}The episodes are too few to say whether a server is needed."
 
 
 def _film(folder: Path) -> tuple[Path, str] | None:

@@ -41,10 +41,10 @@ class List(Options):
     json: bool = False  # print names and lines as JSON
 
     def run(self) -> None:
-        found = {kind: _LISTS[kind]() for kind in self.kinds or _LISTS}
-        widths = {kind: max(map(len, names), default=0) for kind, names in found.items()}
-        lines = [line for kind, names in found.items() for line in ("", kind, *rows_of(names, widths[kind]))]
-        print_result(self.json, found, lines[1:])
+        lists = {kind: _LISTS[kind]() for kind in self.kinds or _LISTS}
+        widths = {kind: max(map(len, names), default=0) for kind, names in lists.items()}
+        lines = [line for kind, names in lists.items() for line in ("", kind, *rows_of(names, widths[kind]))]
+        print_result(self.json, lists, lines[1:])
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def first_sentence(text: str | None) -> str:
 
 def _bundles() -> dict[str, str]:
     """Those that have a name, and those of the working folder, by path."""
-    here, found = [*Path().glob(f"*/{MANIFEST}"), *Path().glob(f"runs/*/bundles/*/{MANIFEST}")], dict[str, str]()
+    here, bundles = [*Path().glob(f"*/{MANIFEST}"), *Path().glob(f"runs/*/bundles/*/{MANIFEST}")], dict[str, str]()
     for name, path in (named_bundles() | {str(path.parent): path.parent for path in sorted(here)}).items():
         try:
             manifest = read_manifest(path)
@@ -77,8 +77,8 @@ def _bundles() -> dict[str, str]:
             continue
         gates = sorted({file.stem.rpartition("-")[0] for file in path.glob("calibration/*.json")})
         calibrated = f"; calibrated: {text_of(gates)}" if gates else ""
-        found[name] = f"{KINDS[manifest.kind]}, environment {manifest.env or 'none'}{calibrated}"
-    return found
+        bundles[name] = f"{KINDS[manifest.kind]}, environment {manifest.env or 'none'}{calibrated}"
+    return bundles
 
 
 def _gates() -> dict[str, str]:

@@ -111,9 +111,9 @@ def parse(words: Sequence[str]) -> Any:
     verb, *given = words
     options = load_verb(verb)
     for old, now in OLD.items():
-        of, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
+        owner, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
         typed = re.escape(option).replace(r"\ ", "[ =]")
-        if of in ("", verb) and re.search(f" {typed}([ =]|$|(?<=--))", f" {' '.join(given)}"):
+        if owner in ("", verb) and re.search(f" {typed}([ =]|$|(?<=--))", f" {' '.join(given)}"):
             raise ConfigError(f"specact {verb} {option.removesuffix(' --')} is no longer typed so; type {now}")
     if verb in _NAMED:
         given = [part for word in given for part in re.split("(?<=^--bundle)=|(?<=^--policy)=", word)]

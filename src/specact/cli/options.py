@@ -112,14 +112,14 @@ def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> li
     file, words = Path(words[at + 1]), [*words[:at], *words[at + 2 :]]
     values, known = read_toml(file, dict[str, Any], "configuration"), _options_of(options)
     tables = {name: read_record(values.pop(name), dict, f"{file}: {name}") for name in CONFIGURED if name in values}
-    shared, own = ({key.replace("-", "_"): value for key, value in of.items()} for of in (values, tables.get(verb, {})))
+    shared, table = ({key.replace("-", "_"): raw[key] for key in raw} for raw in (values, tables.get(verb, {})))
     if strange := shared.keys() - known.keys():
         others = {name for other in CONFIGURED for name in _options_of(load(other))}
         shared = {name: value for name, value in shared.items() if name in known or name not in strange & others}
     fields = [(name, kind, None) for name, (kind, _) in known.items()]
-    read_record(shared | own, msgspec.defstruct(verb, fields, forbid_unknown_fields=True), str(file))
+    read_record(shared | table, msgspec.defstruct(verb, fields, forbid_unknown_fields=True), str(file))
     typed = {word.partition("=")[0].replace("_", "-") for word in words}
-    for name, value in (shared | own).items():
+    for name, value in (shared | table).items():
         option = f"--{name.replace('_', '-')}"
         if known[name][1]:
             words = words if _has_bare(words, known) else [value, *words]
@@ -153,16 +153,16 @@ def _has_bare(words: Sequence[str], known: dict[str, tuple[Any, bool]]) -> bool:
 
 def _options_of(options: Any) -> dict[str, tuple[Any, bool]]:
     """The type of each option, as a file has it, and whether it is a word without a name."""
-    found = dict[str, tuple[Any, bool]]()
+    kinds = dict[str, tuple[Any, bool]]()
     if members := _members(options):
         return {name: kind for member in members.values() for name, kind in _options_of(member).items()}
     for name, hint in get_type_hints(options, include_extras=True).items():
         kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
         if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            found |= _options_of(kind)
+            kinds |= _options_of(kind)
         elif name != "config":
-            found[name] = (str if Path in (kind, *get_args(kind)) else hint), _POSITIONAL in marks
-    return found
+            kinds[name] = (str if Path in (kind, *get_args(kind)) else hint), _POSITIONAL in marks
+    return kinds
 
 
 def read_token(file: Path | None) -> str | None:

@@ -42,12 +42,12 @@ class Report(Options):
             raise ConfigError("give at least one run folder, as in: specact report runs/ball --out report.html")
         files = self.files or self.out.with_name(f"{self.out.stem}_files")
         with progress_bars() as update:
-            made = write_report(self.runs, self.out, files, update, films=not self.no_films)
-        for skipped in made["skipped"]:
+            report = write_report(self.runs, self.out, files, update, films=not self.no_films)
+        for skipped in report["skipped"]:
             remark(f"skipped {skipped['folder']}: {skipped['reason']}", warn=True)
-        shown = lines_of({name: made[name] for name in ("page", "runs", "recordings")})  # not every file
-        gaps = [f"missing of {title}: {gap}" for title, gaps in made["missing"].items() for gap in gaps]
-        print_result(self.json, made, [*shown, *gaps])
+        lines = lines_of({name: report[name] for name in ("page", "runs", "recordings")})  # not every file
+        gaps = [f"missing of {title}: {gap}" for title, gaps in report["missing"].items() for gap in gaps]
+        print_result(self.json, report, [*lines, *gaps])
 
 
 @dataclass(frozen=True, kw_only=True)

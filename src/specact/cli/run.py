@@ -183,16 +183,16 @@ def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> RateBudget:
     Raises:
         ConfigError: if it is none of these, or out of range.
     """
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|kbit|)", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|kbit|)", text)
+    if match is None:
         raise ConfigError(
             "--hold takes a share of inferences (0.4), their mean time (30ms) or a share of the link (100kbit), got "
             f"{text!r}"
         )
-    amount = float(found[1])
-    if found[2] == "ms":
+    amount = float(match[1])
+    if match[2] == "ms":
         return LatencyBudget(amount / 1e3)
-    if found[2] == "kbit":
+    if match[2] == "kbit":
         return LinkBudget(amount * 1e3 / 8.0, exchange_bytes(pair.exchange.contract), inferences_hz)
     return RateBudget(amount)
 
@@ -210,7 +210,7 @@ def audits_of(pair: Pair[Any], gate: str, rate: float, budget: RateBudget | None
 
 def true_skip(audits: AuditEstimator) -> dict[str, Any]:
     """The estimate of the true skip ratio, as plain values."""
-    found, alarm = audits.estimate(), audits.alarm
+    estimate, alarm = audits.estimate(), audits.alarm
     known = {"expected": None, "alarm": None} if alarm is None else {"expected": alarm.level, "alarm": alarm.raised}
-    counts = {"audits": found.count, "missed": audits.missed}
-    return {"mean": found.mean, "low": found.low, "high": found.high} | counts | known
+    counts = {"audits": estimate.count, "missed": audits.missed}
+    return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high} | counts | known

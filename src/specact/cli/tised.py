@@ -76,8 +76,8 @@ class Sweep(Options):
         subject.variants.make()
         with Pool(details.workers, details.on) as pool, progress_bars() as update:
             run_sweep(request, self.out, update, pool, command=command_line())
-        for label, parts in (made := sweep_folder(self.out).manifest())["latency_ms"].items():
-            remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms, {made['latency']}")
+        for label, parts in (manifest := sweep_folder(self.out).manifest())["latency_ms"].items():
+            remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms, {manifest['latency']}")
         remark(f"next: specact tised analyse {self.out}")
         say(f"sweep: {self.out}")
 
@@ -113,9 +113,9 @@ class Analyse(Options):
         everything = {"cells": cells, "contrasts": [as_row(asdict(row)) for row in contrasts], "calibrations": gates}
         out = self.out or self.runs[0] / "analysis.json"
         write_json(out, everything)
-        shown = known if self.lever is None else {self.lever}
+        levers = known if self.lever is None else {self.lever}
         lines: list[Any] = []
-        for curve in (curve for curve in curves if curve.place.lever in shown):
+        for curve in (curve for curve in curves if curve.place.lever in levers):
             title = f"{curve.place}, {curve.cells[0].n} episodes"
             lines.append(table_of(title, map(asdict, curve.cells), _SHOWN))
         lines += [

@@ -44,11 +44,11 @@ class Train(Options):
         check_folder(out)
         teacher = None if self.teacher is None else load_policy(self.teacher)
         with progress_bars() as update:
-            made = train(
+            result = train(
                 recipe, self.data, out, update, teacher=teacher, threads=self.threads, jobs=jobs,
                 on=self.accelerator,
             )  # fmt: skip
-        print_result(self.json, asdict(made) | {"bundles": [str(path) for path in made.bundles]})
+        print_result(self.json, asdict(result) | {"bundles": [str(path) for path in result.bundles]})
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,6 @@ class Distil(Options):
         pair = load_pair(self.pair, target=self.target)
         with progress_bars() as update, Pool() as pool:
             roll = collector(self.lessons, pool, update, self.env, self.out / "frames")
-            made = distil(pair, DistilRecipe(), roll, self.out, update, threads=self.threads)
+            bundle = distil(pair, DistilRecipe(), roll, self.out, update, threads=self.threads)
         shutil.rmtree(self.out / "frames", ignore_errors=True)
-        print_result(self.json, {"bundles": [str(made)]})
+        print_result(self.json, {"bundles": [str(bundle)]})

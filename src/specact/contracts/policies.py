@@ -38,9 +38,9 @@ def expect_array(what: str, value: Any, dtype: DTypeLike, shape: Sequence[int | 
     """Expects a finite array; a length of None may be any."""
     sizes = [size if wanted is None else wanted for size, wanted in zip(np.shape(value), shape, strict=False)]
     fits = isinstance(value, np.ndarray) and value.dtype == dtype and list(value.shape) == sizes
-    found = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
+    text = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else f"{value!r:.60}"
     wanted = f"{np.dtype(dtype)} {['any' if n is None else n for n in shape]}"
-    expect(fits and len(sizes) == len(shape), f"{what} must be {wanted}, got {found}")
+    expect(fits and len(sizes) == len(shape), f"{what} must be {wanted}, got {text}")
     expect(bool(np.isfinite(value).all()), f"{what} must be finite, got {value}")
 
 
@@ -178,11 +178,11 @@ def _check_proposal(pair: Pair[Any], window: Window, address: StepAddress) -> Pr
     before = _copies(window)
 
     def draw() -> Proposal:
-        found = pair.drafter().propose(window, stream(address.seed, Role.DRAFT, step=address.step))
-        expect(isinstance(found, Proposal), f"propose must give a Proposal, got {found!r:.60}")
-        _check_chunk(found.actions, pair, "a proposal")
-        expect(found.window is window, "a proposal must carry the window that it was made from")
-        return found
+        proposal = pair.drafter().propose(window, stream(address.seed, Role.DRAFT, step=address.step))
+        expect(isinstance(proposal, Proposal), f"propose must give a Proposal, got {proposal!r:.60}")
+        _check_chunk(proposal.actions, pair, "a proposal")
+        expect(proposal.window is window, "a proposal must carry the window that it was made from")
+        return proposal
 
     first, again = draw(), draw()
     expect(same([before], [window.arrays]), "propose must not change the window that it is given")
@@ -245,15 +245,15 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, steps: int = 50, **options:
         settings: dict[str, Any] = {"tie_probability": 0.0, "max_skips": None} | options | limits
         return gate.for_pair(pair, threshold, **settings)
 
-    def decide(made: Gate, count: int = steps, salt: int = 0) -> list[Decision]:
+    def decide(instance: Gate, count: int = steps, salt: int = 0) -> list[Decision]:
         """The decisions of an episode that executes the drafted actions."""
-        made.reset()
+        instance.reset()
         decisions = []
         for step, proposal in enumerate(proposals[:count]):
             before = proposal.actions.copy()
-            decisions.append(made.decide(proposal, np.random.default_rng([salt, step])))
+            decisions.append(instance.decide(proposal, np.random.default_rng([salt, step])))
             expect(np.array_equal(before, proposal.actions), "score must not change the proposal")
-            made.on_action(proposal.actions[0], proposal.actions[0])
+            instance.on_action(proposal.actions[0], proposal.actions[0])
         return decisions
 
     checked = make_gate(0.0)
@@ -269,9 +269,9 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, steps: int = 50, **options:
     if not gate.calibrated:
         return
     for threshold, sent in ((math.inf, False), (-math.inf, True)):
-        found = [each.transmit for each in decide(make_gate(threshold)) if each.reason == "score"]
+        verdicts = [each.transmit for each in decide(make_gate(threshold)) if each.reason == "score"]
         expect(
-            all(transmit == sent for transmit in found),
+            all(transmit == sent for transmit in verdicts),
             f"with a threshold of {threshold} every step that nothing forces must be {'sent' if sent else 'skipped'}; "
             "pass threshold on to Gate's constructor",
         )

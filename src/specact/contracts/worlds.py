@@ -117,8 +117,8 @@ def _check_info(info: Any, where: str, success: bool, best: float) -> tuple[bool
 
 def _check_observation(observation: Any, env: Any, where: str) -> Named:
     spaces = env.observation_space.spaces
-    found = sorted(observation) if isinstance(observation, dict) else observation
-    expect(found == sorted(spaces), f"the observation of {where} must be a dict with {list(spaces)}; got {found!r:.99}")
+    names = sorted(observation) if isinstance(observation, dict) else observation
+    expect(names == sorted(spaces), f"the observation of {where} must be a dict with {list(spaces)}; got {names!r:.99}")
     for name, space in spaces.items():
         value = observation[name]
         fits = value in space and (isinstance(value, str) or bool(np.isfinite(value).all()))

@@ -45,9 +45,9 @@ class Seams:
 
     def summary(self) -> dict[str, float | None]:
         """As plain values: ``largest_step`` and ``jerk`` at seams, and both ``within`` chunks; None without any."""
-        found = {
+        statistics = {
             f"{name}{end}": values[seam]
             for seam, end in ((True, ""), (False, "_within"))
             for name, values in (("largest_step", self.largest_step), ("jerk", self.jerk))
         }
-        return {name: None if math.isnan(value) else value for name, value in found.items()}
+        return {name: None if math.isnan(value) else value for name, value in statistics.items()}

@@ -75,9 +75,9 @@ def file_name(gate: str, rate: float, decoding: str = "") -> str:
     return f"{file_stem(gate)}-{rate:.2f}{decoding and '-'}{decoding}.json"
 
 
-def _file_names(gate: str, *of: Any) -> list[str]:
+def _file_names(gate: str, *parts: Any) -> list[str]:
     """Its file's name today, and the one of earlier versions."""
-    return [file_name(name, *of) for name in (gate, OLD_NAMES.get(gate, gate))]
+    return [file_name(name, *parts) for name in (gate, OLD_NAMES.get(gate, gate))]
 
 
 def read_calibration(path: Path, bundle: Pair[Any]) -> Calibration:
@@ -160,10 +160,10 @@ class RateCheck:
         if self.told:
             return False
         self._mean.take(float(decision.transmit and decision.reason != "audit"))
-        found = self._mean.estimate()
-        if found.low <= self.rate + TOLERANCE and found.high >= self.rate - TOLERANCE:
+        estimate = self._mean.estimate()
+        if estimate.low <= self.rate + TOLERANCE and estimate.high >= self.rate - TOLERANCE:
             return False
-        self._tell(f"{found.mean:.2f} in {found.count} inferences")
+        self._tell(f"{estimate.mean:.2f} in {estimate.count} inferences")
         return True
 
     def _tell(self, achieved: str) -> None:

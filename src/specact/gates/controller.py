@@ -67,15 +67,15 @@ class LatencyBudget(RateBudget):
         self._mean_s, self._count = [0.0, 0.0], [0, 0]
 
     def overspent(self, record: StepRecord) -> float:
-        kind, took = int(record.decision.transmit), record.times.total
+        kind, latency_s = int(record.decision.transmit), record.times.total
         self._count[kind] += 1
-        self._mean_s[kind] += (took - self._mean_s[kind]) / min(self._count[kind], self.memory)
+        self._mean_s[kind] += (latency_s - self._mean_s[kind]) / min(self._count[kind], self.memory)
         if 0 in self._count:
             return 0.0
         # The latency that a transmission adds.
         added_s = max(1e-6, self._mean_s[1] - self._mean_s[0])
         self.rate = min(1.0, max(0.0, (self.seconds - self._mean_s[0]) / added_s))
-        return (took - self.seconds) / added_s
+        return (latency_s - self.seconds) / added_s
 
 
 class Controller(Gate):

@@ -80,10 +80,10 @@ class Head:
         again = f"train it again with: {calibrate_command(pair)} --retrain"
         self._network = Network(file, inputs, outputs, repair=again)
         for name, wanted in trained_for(pair).items():
-            found = self._network.metadata.get(name, "")
-            if found != wanted:
+            value = self._network.metadata.get(name, "")
+            if value != wanted:
                 raise BundleError(
-                    f"{file} was trained for the {name} {found or 'default'!r}, but the bundle beside it was loaded "
+                    f"{file} was trained for the {name} {value or 'default'!r}, but the bundle beside it was loaded "
                     f"with the {name} {wanted or 'default'!r}; {again}"
                 )
 
@@ -94,14 +94,14 @@ class Head:
         Raises:
             BundleError: as of the class, or if a threshold was calibrated for another head.
         """
-        found = head_fingerprint(pair)
-        if weights not in (None, found):
+        digest = head_fingerprint(pair)
+        if weights not in (None, digest):
             raise BundleError(
-                f"{head_file(pair)} has fingerprint {found}, but the gate was calibrated for {weights}; calibrate "
+                f"{head_file(pair)} has fingerprint {digest}, but the gate was calibrated for {weights}; calibrate "
                 f"again with: {calibrate_command(pair)}"
             )
         # A file can be overwritten with another head.
-        key = cls, pair.path, found, *trained_for(pair).values(), pair.execute
+        key = cls, pair.path, digest, *trained_for(pair).values(), pair.execute
         if key not in cls._loaded:
             cls._loaded[key] = cls(pair)  # type: ignore[call-arg]
         head: Self = cls._loaded[key]

@@ -121,10 +121,10 @@ def check_options(options: Sequence[str], gates: Iterable[str], family: str | No
     """
     known = {name: set(parameters_of(load_gate(name, family)).__struct_fields__) for name in gates}
     for option in options:
-        of, _, name = _split(option)[0].rpartition(".")
-        names = set().union(*(names for gate, names in known.items() if of in ("", gate)))
+        owner, _, name = _split(option)[0].rpartition(".")
+        names = set().union(*(names for gate, names in known.items() if owner in ("", gate)))
         if name not in names:
-            raise unknown_name(f"parameter of {of or ', '.join(known)}", name, names)
+            raise unknown_name(f"parameter of {owner or ', '.join(known)}", name, names)
 
 
 def table_entries(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -155,14 +155,14 @@ def _read(gate: str, kind: type[Gate], entries: Iterable[tuple[str, Any]]) -> di
     record, values = parameters_of(kind), dict[str, Any]()
     hints = get_type_hints(record)
     for path, value in entries:
-        of, _, name = path.rpartition(".")
-        if of == gate or (not of and (is_plugin(gate) or name in hints)):
+        owner, _, name = path.rpartition(".")
+        if owner == gate or (not owner and (is_plugin(gate) or name in hints)):
             values[name] = value
             if isinstance(value, str) and hints.get(name) is not str:
                 with suppress(ValueError):
                     values[name] = json.loads(value)
-    found = read_record(values, record, f"the gate {gate!r}")
-    return {name: getattr(found, name) for name in values}
+    parameters = read_record(values, record, f"the gate {gate!r}")
+    return {name: getattr(parameters, name) for name in values}
 
 
 @dataclass(frozen=True)

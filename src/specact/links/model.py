@@ -90,12 +90,12 @@ class AddedDelay(_Checked):
     rate_mbit_s: Positive | None = None
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
-        own = self._serialisation_s(payload_bytes) + self.delay_ms / 2e3
-        return own + self.link.delay(payload_bytes, up, at + own, rng)
+        added_s = self._serialisation_s(payload_bytes) + self.delay_ms / 2e3
+        return added_s + self.link.delay(payload_bytes, up, at + added_s, rng)
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        own = self._serialisation_s(payload_bytes)
-        return max(own, self.link.busy(payload_bytes, up, at + own + self.delay_ms / 2e3))
+        busy_s = self._serialisation_s(payload_bytes)
+        return max(busy_s, self.link.busy(payload_bytes, up, at + busy_s + self.delay_ms / 2e3))
 
     def _serialisation_s(self, payload_bytes: int) -> float:
         return payload_bytes * 8e-6 / self.rate_mbit_s if self.rate_mbit_s else 0.0

@@ -213,10 +213,10 @@ def resolve(host: str, port: int) -> Address:
         ConfigError: if it cannot be resolved.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, OverflowError) as error:
         raise ConfigError(f"cannot resolve the address {host}:{port} ({error}); write HOST:PORT") from error
-    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    family, _, _, _, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address
 
 

@@ -91,9 +91,9 @@ class OpenpiConversation(Stream):
         sent: dict[str, Any] = {"prompt": window.instruction} if spec.instruction else {}
         sent |= {"endpoint": "infer"} if self._format.names_endpoint else {}
         sent |= {"address": list(request.address)} if ours else {}  # it samples as on its own stream
-        for name, of in spec.fields.items():
+        for name, entry in spec.fields.items():
             key = self._format.keys.get(name, Key())
-            array = window.arrays[name][-1 if of.history == 1 and not ours else slice(-of.history, None)]
+            array = window.arrays[name][-1 if entry.history == 1 and not ours else slice(-entry.history, None)]
             array = np.moveaxis(array, -1, -3) if key.channels_first else array
             sent[key.name or f"observation/{name.replace('.', '/')}"] = array
         return sent

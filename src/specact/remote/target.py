@@ -31,7 +31,7 @@ class RemoteTarget(_Remote[Exchange[A]]):
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         reply = self._client.request("infer", Request(window, address), self._deadline_ms)
-        return reply.then(lambda found: Answer(self._exchange.read(found[0]), found[1]))
+        return reply.then(lambda answer: Answer(self._exchange.read(answer[0]), answer[1]))
 
 
 class RemoteVerifier(_Remote[VerifyingExchange[Any]]):
@@ -40,7 +40,7 @@ class RemoteVerifier(_Remote[VerifyingExchange[Any]]):
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         request = Request(proposal.window, address, self._exchange.request(proposal))
         reply = self._client.request("verify", request, self._deadline_ms)
-        return reply.then(lambda found: checked(self._exchange.outcome(*found), proposal))
+        return reply.then(lambda answer: checked(self._exchange.outcome(*answer), proposal))
 
 
 @validated

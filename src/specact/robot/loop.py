@@ -178,8 +178,8 @@ def recent_times() -> deque[float]:
 
 def quantiles_ms(seconds: Collection[float]) -> dict[str, float | None]:
     """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None for no times."""
-    found = (1e3 * np.quantile(list(seconds), (0.5, 0.95, 0.99))).tolist() if seconds else [None] * 3
-    return dict(zip(("p50", "p95", "p99"), found, strict=True))
+    quantiles = (1e3 * np.quantile(list(seconds), (0.5, 0.95, 0.99))).tolist() if seconds else [None] * 3
+    return dict(zip(("p50", "p95", "p99"), quantiles, strict=True))
 
 
 def run_loop(
@@ -277,8 +277,8 @@ def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
     """
     stopped = False
     try:
-        if callable(own := getattr(robot, "stop", None)):
-            own()
+        if callable(method := getattr(robot, "stop", None)):
+            method()
             stopped = True
     finally:
         if not stopped and stop_action is not None:

@@ -87,8 +87,8 @@ def latencies(
             queue.charge(batch, service.of(len(batch)))
             now += service.of(len(batch))
             done |= dict.fromkeys(batch, now)
-    took = np.array([done.get(job, inf) - job.arrived for job in jobs])
-    return took[arrivals >= _WARM_UP * horizon_s], robots[arrivals >= _WARM_UP * horizon_s]
+    times = np.array([done.get(job, inf) - job.arrived for job in jobs])
+    return times[arrivals >= _WARM_UP * horizon_s], robots[arrivals >= _WARM_UP * horizon_s]
 
 
 def missed(demands: Sequence[Demand], service: ServiceTime, max_batch: int, rng: Generator, most: int = 2000) -> float:
@@ -98,10 +98,10 @@ def missed(demands: Sequence[Demand], service: ServiceTime, max_batch: int, rng:
     worst_s = (1 + ceil(2 * len(demands) / max_batch)) * service.of(min(len(demands), max_batch))
     if all(worst_s <= min(demand.deadline_s, (1 - _JITTER) / demand.rate_hz) for demand in demands):
         return 0.0
-    took, robots = latencies(demands, service, max_batch, rng, most)
+    times, robots = latencies(demands, service, max_batch, rng, most)
     table = np.array([(demand.rate_hz, demand.deadline_s) for demand in demands])
     kind = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)[robots]
-    late = np.bincount(kind, took > table[robots, 1])
+    late = np.bincount(kind, times > table[robots, 1])
     return float((late / np.maximum(np.bincount(kind), 1)).max())
 
 

@@ -302,8 +302,8 @@ class FlashTarget:
         velocities = self._velocity(chunks, np.float32(1.0) - levels, cache)
         executed = slice(self.settings.execute), slice(self.policy.spec.actions)
         drafted, estimates = chunk[executed], implied(chunks, velocities, levels)[:, *executed]
-        found = deviations(drafted, estimates, grippers)
-        return *judge(request.check, found, drafted, estimates, grippers, self._gripper_thresholds, request.held), found
+        gaps = deviations(drafted, estimates, grippers)
+        return *judge(request.check, gaps, drafted, estimates, grippers, self._gripper_thresholds, request.held), gaps
 
 
 class FlashVerifier(TargetVerifier[RoundAnswer]):

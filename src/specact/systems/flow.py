@@ -110,9 +110,9 @@ def load_flow_pair(
     """
     target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
     folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
-    made = load_flash(folder, target, compute=compute) if folder.exists() else None
+    flash = load_flash(folder, target, compute=compute) if folder.exists() else None
     refresh = load_refresh(again, bundle, compute=compute) if again.exists() else None
-    return _flow_pair(target, made, refresh, draft, bundle.path, source, rounds)
+    return _flow_pair(target, flash, refresh, draft, bundle.path, source, rounds)
 
 
 def load_block_pair(
@@ -121,21 +121,21 @@ def load_block_pair(
 ) -> Pair[RoundAnswer]:  # fmt: skip
     """FLASH's block and the flow policy that it drafts for; without one the pair is for a device. Errors as above."""
     target = _remote_target(path) if target is None else target
-    made = load_flash(path, target, compute=compute)
-    return _flow_pair(replace(target, name=made.name), made, None, draft, path, source, rounds)
+    flash = load_flash(path, target, compute=compute)
+    return _flow_pair(replace(target, name=flash.name), flash, None, draft, path, source, rounds)
 
 
 def _flow_pair(
-    target: LoadedPolicy, made: FlashBundle | None, refresh: RefreshBundle | None, draft: LoadedPolicy | None,
+    target: LoadedPolicy, flash: FlashBundle | None, refresh: RefreshBundle | None, draft: LoadedPolicy | None,
     path: Path, source: PairSource | None, rounds: Rounds,
 ) -> Pair[RoundAnswer]:  # fmt: skip
     policy = flow_of(target)
-    settings = FlashSettings(policy.spec.chunk) if made is None else made.spec.settings
-    prints = [part.fingerprint for part in (target, made, draft) if part is not None]
+    settings = FlashSettings(policy.spec.chunk) if flash is None else flash.spec.settings
+    prints = [part.fingerprint for part in (target, flash, draft) if part is not None]
     # A flow policy alone keeps its own.
     fingerprint = joint_fingerprint(*prints) if len(prints) > 1 else target.fingerprint
     return FlowParts(
-        target.name, policy, settings, rounds, None if made is None else made.block, refresh,
+        target.name, policy, settings, rounds, None if flash is None else flash.block, refresh,
         None if draft is None else draft.policy, target.fingerprint, env=target.env, fingerprint=fingerprint,
         path=path, source=source or PairSource(str(path)),
     ).pair()  # fmt: skip

@@ -366,5 +366,5 @@ class ReusingVerifier(FlashVerifier):
             self._cached.reset()
         self._last = address
         cache = self._cached.cache(answer.value.window)
-        found = replace(answer.value, cache=cache).round(proposal.evidence)
-        return replace(found, reused=self._cached.masks).outcome(self.parts, answer.times)
+        result = replace(answer.value, cache=cache).round(proposal.evidence)
+        return replace(result, reused=self._cached.masks).outcome(self.parts, answer.times)

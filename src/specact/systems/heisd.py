@@ -80,12 +80,12 @@ class KinematicMetric:
             ConfigError: for points that are not finite or of one dimension, or if no path is as long as a window.
         """
         try:
-            found = [_measure(path, window) for path in paths if len(path) >= window]
+            measures = [_measure(path, window) for path in paths if len(path) >= window]
         except ObservationError as error:
             raise ConfigError(f"the kinematic metric cannot be fitted to these paths: {error}") from None
-        if not found:
+        if not measures:
             raise ConfigError(f"the kinematic metric needs a path of at least {window} points to be fitted to")
-        radii, distances = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        radii, distances = (np.concatenate(parts) for parts in zip(*measures, strict=True))
         return cls(window, alpha, *_range(radii[np.isfinite(radii)]), *_range(distances))
 
     def now(self, points: NDArray[np.floating]) -> float:
@@ -94,19 +94,19 @@ class KinematicMetric:
         Raises:
             ObservationError: for points that are not finite, or of one dimension.
         """
-        found = self.along(points[-self.window :])
-        return float(found[-1]) if len(found) else 0.0
+        values = self.along(points[-self.window :])
+        return float(values[-1]) if len(values) else 0.0
 
     def along(self, path: NDArray[np.floating]) -> Floats:
         """F at every point of a path, ``[n]``; see :meth:`now`."""
-        found = np.zeros(len(path))
+        values = np.zeros(len(path))
         if len(path) >= self.window:
             radii, distances = _measure(path, self.window)
             straight = _normalised(radii, self.least_radius, self.most_radius)
             fast = _normalised(distances, self.least_distance, self.most_distance)
             fused = self.alpha * straight + (1.0 - self.alpha) * fast
-            found[self.window - 1 :] = np.where(distances > 0.0, fused, 0.0)
-        return found
+            values[self.window - 1 :] = np.where(distances > 0.0, fused, 0.0)
+        return values
 
 
 def _measure(path: NDArray[np.floating], window: int) -> tuple[Floats, Floats]:
@@ -185,8 +185,8 @@ class Memory:
             ObservationError: for a feature that is 0 or not finite.
         """
         similarities, count = self.features @ unit(feature), min(count, len(self.features))
-        found = np.sort(np.argpartition(-similarities, count - 1)[:count])
-        nearest: Tokens = self.tokens[found[np.argsort(-similarities[found], kind="stable")]]
+        indices = np.sort(np.argpartition(-similarities, count - 1)[:count])
+        nearest: Tokens = self.tokens[indices[np.argsort(-similarities[indices], kind="stable")]]
         return nearest
 
 

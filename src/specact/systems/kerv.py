@@ -109,8 +109,8 @@ class Kalman:
         padded = np.full((max(map(len, used)), len(used), used[0].shape[1]), np.nan)
         for number, episode in enumerate(used):
             padded[: len(episode), number] = episode
-        found = [_fit_dimension(motion, padded[..., dimension]) for dimension in range(padded.shape[-1])]
-        return cls(motion, tuple(q for q, _ in found), tuple(r for _, r in found), tuple(copied))
+        variances = [_fit_dimension(motion, padded[..., dimension]) for dimension in range(padded.shape[-1])]
+        return cls(motion, tuple(q for q, _ in variances), tuple(r for _, r in variances), tuple(copied))
 
 
 def _fit_dimension(motion: Motion, values: Floats) -> tuple[float, float]:
@@ -119,9 +119,9 @@ def _fit_dimension(motion: Motion, values: Floats) -> tuple[float, float]:
     for _ in range(3):
         losses, r = _losses(motion, values, ratios)
         best = int(np.argmin(losses))
-        found = float(ratios[best] * r[best]), float(r[best])
+        variances = float(ratios[best] * r[best]), float(r[best])
         ratios = np.geomspace(ratios[max(best - 1, 0)], ratios[min(best + 1, len(ratios) - 1)], len(ratios))
-    return found
+    return variances
 
 
 def _losses(motion: Motion, values: Floats, ratios: Floats) -> tuple[Floats, Floats]:
@@ -170,10 +170,10 @@ def typical_change(episodes: Sequence[Sequence[float]]) -> float:
     Raises:
         ConfigError: if the variability never changes.
     """
-    found = np.concatenate([np.zeros(0), *(np.abs(np.diff(np.asarray(one, np.float64))) for one in episodes)])
-    if not (found > 0.0).any():
+    changes = np.concatenate([np.zeros(0), *(np.abs(np.diff(np.asarray(episode, np.float64))) for episode in episodes)])
+    if not (changes > 0.0).any():
         raise ConfigError("the variability of these steps does not change; calibrate with a tolerance above 0")
-    return float(np.median(found[found > 0.0]))
+    return float(np.median(changes[changes > 0.0]))
 
 
 class AdaptiveTolerance:

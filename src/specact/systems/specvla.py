@@ -88,10 +88,10 @@ class HeadDrafter(TreeDrafter):
         attends to the padding; a level has as many nodes in each window. Windows whose trees are complete take part in
         the passes until all are.
         """
-        counts = np.array([len(one.tokens) for one in decided])
-        depths = np.array([min(self._depth, one.max_depth) for one in decided])
+        counts = np.array([len(state.tokens) for state in decided])
+        depths = np.array([min(self._depth, state.max_depth) for state in decided])
         # Of the next pass: the decoded tokens first, then the nodes to expand, which attend to their ancestors.
-        tokens, features = _padded([one.tokens for one in decided]), _padded([one.features for one in decided])
+        tokens, features = _padded([state.tokens for state in decided]), _padded([state.features for state in decided])
         batch, count = tokens.shape
         each = np.arange(batch)[:, None]
         places, last = np.broadcast_to(np.arange(count), (batch, count)), decided[0].length - 1
@@ -103,8 +103,8 @@ class HeadDrafter(TreeDrafter):
         sizes, level = np.zeros(batch, np.int64), 0
         growing = depths > 0
         while growing.any():
-            found = self._head.read(tokens, features, places, seen, among, cache)
-            log_probs = _log_softmax(found.logits[each, rows].astype(np.float64))
+            reading = self._head.read(tokens, features, places, seen, among, cache)
+            log_probs = _log_softmax(reading.logits[each, rows].astype(np.float64))
             best = _largest(log_probs, self._top)
             likely = (likely[..., None] + np.take_along_axis(log_probs, best, -1)).reshape(batch, -1)
             children, before = best.reshape(batch, -1), nodes.shape[1]
@@ -117,11 +117,11 @@ class HeadDrafter(TreeDrafter):
             if nodes.shape[1] >= self._nodes:
                 # Descendants are at most as likely, so that none would be kept.
                 growing &= ~(likely[:, 0] <= np.partition(scores, -self._nodes)[:, -self._nodes])
-            tokens, features = children[each, chosen], found.features[each, above]
+            tokens, features = children[each, chosen], reading.features[each, above]
             places = np.minimum(np.broadcast_to(counts[:, None] + level - 1, tokens.shape), last)
             seen = np.concatenate([seen, among], -1)[each, above]
             among = np.broadcast_to(np.eye(tokens.shape[1], dtype=np.bool_), (batch, *[tokens.shape[1]] * 2))
-            cache = np.concatenate([cache, found.entries], -2)
+            cache = np.concatenate([cache, reading.entries], -2)
             rows, follow = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), before + chosen
         return [
             _most_likely(nodes[row, :size], parents[row, :size], scores[row, :size], self._nodes)
@@ -150,19 +150,19 @@ def _largest(values: Floats, count: int) -> Tokens:
 
     For a few of them this takes a fraction of the time of a stable sort.
     """
-    left, found = values.reshape(-1, values.shape[-1]).copy(), list[Tokens]()
+    left, indices = values.reshape(-1, values.shape[-1]).copy(), list[Tokens]()
     each = np.arange(len(left))
     for _ in range(min(count, values.shape[-1])):
-        found.append(left.argmax(-1))
-        left[each, found[-1]] = -np.inf
-    return np.stack(found, -1).reshape(*values.shape[:-1], -1)
+        indices.append(left.argmax(-1))
+        left[each, indices[-1]] = -np.inf
+    return np.stack(indices, -1).reshape(*values.shape[:-1], -1)
 
 
 def _log_softmax(logits: Floats) -> Floats:
     """Log-softmax that never exceeds 0, not even by rounding."""
     shifted = logits - logits.max(-1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    log_probs: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_probs
 
 
 class DeviceHeadDrafter(TokenDrafter):

@@ -80,7 +80,7 @@ class SplitSpec(Record, frozen=True):
         """The reply to a request at a cut 1 to N; everything is flat."""
         if cut == self.stages:
             most = (0.0, BINS - 1.0) if self.made_of == "tokens" else (-math.inf, math.inf)
-            return Layout({name: ArraySpec((math.prod(of),), np.float32, *most) for name, of in self.outputs.items()})
+            return Layout({key: ArraySpec((math.prod(dims),), np.float32, *most) for key, dims in self.outputs.items()})
         activation = {"activation": ArraySpec((math.prod(self.activations[cut - 1]),), np.dtype(precision).type)}
         levels = {"low": ArraySpec((1,), np.float32), "span": ArraySpec((1,), np.float32, 0.0)}
         return Layout(activation | (levels if precision == "uint8" else {}))
@@ -186,9 +186,9 @@ class TokenStages:
     def prefilled(self, seen: Array) -> Array:
         """The numbers at cut 2 from those at cut 1."""
         with np.errstate(over="ignore", invalid="ignore"):
-            cache, found = self._networks.prefill(seen)
+            cache, reading = self._networks.prefill(seen)
         entries = cache.entries[..., : self._networks.prefix, :].reshape(len(seen), -1)
-        return np.concatenate([entries, found.logits[:, -1], found.features[:, -1]], axis=1)
+        return np.concatenate([entries, reading.logits[:, -1], reading.features[:, -1]], axis=1)
 
 
 @value
@@ -234,10 +234,10 @@ def load_staged(path: Path, *, compute: Compute = CPU) -> StagedFolder:
             else {name: shape[1:] for name, shape in inputs.shapes.items() if name in network.inputs}
         )
         gives = dict(zip(network.outputs, spec.activations[number:][:1], strict=False)) or spec.outputs
-        for found, wanted in ((network.inputs, takes), (network.outputs, gives)):
-            if {name: tuple(shape[1:]) for name, shape in found.items()} != {n: tuple(w) for n, w in wanted.items()}:
+        for shapes, wanted in ((network.inputs, takes), (network.outputs, gives)):
+            if {name: tuple(shape[1:]) for name, shape in shapes.items()} != {n: tuple(w) for n, w in wanted.items()}:
                 raise BundleError(
-                    f"{bundle.files[f'stage-{number:02d}']} has {found}, which is no stage {number + 1} of "
+                    f"{bundle.files[f'stage-{number:02d}']} has {shapes}, which is no stage {number + 1} of "
                     f"{spec.stages} that the manifest describes; split the bundle again"
                 )
     return StagedFolder(path, bundle.manifest, spec, bundle.files, networks, inputs)

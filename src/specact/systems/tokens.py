@@ -72,10 +72,10 @@ class DrafterSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        motions, found = sorted(get_args(Motion)), {name: each.motion for name, each in self.filters.items()}
-        if found != {motion: motion for motion in motions}:
+        motions, kinds = sorted(get_args(Motion)), {name: each.motion for name, each in self.filters.items()}
+        if kinds != {motion: motion for motion in motions}:
             raise ConfigError(
-                f"filters must have exactly one of each motion, under its name: {' and '.join(motions)}; got {found}"
+                f"filters must have exactly one of each motion, under its name: {' and '.join(motions)}; got {kinds}"
             )
 
     def check(self, spec: ChunkSpec) -> None:
@@ -147,11 +147,11 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
     except ConfigError as error:
         raise BundleError(f"the drafters in {path} do not fit {target.name}: {error}; train new ones") from None
     head = TokenHead(bundle.files["head"], length, width, compute=compute)
-    own: dict[str, TreeDrafter] = {
+    drafters: dict[str, TreeDrafter] = {
         "bigram": Bigram(bigram["tokens"][..., 0].astype(np.int64)),
         "head": HeadDrafter(head, settings.top, settings.depth, settings.nodes),
     }
-    return DrafterBundle(path, bundle.manifest, made_for, bundle.files, own, head, memory)
+    return DrafterBundle(path, bundle.manifest, made_for, bundle.files, drafters, head, memory)
 
 
 def load_token_pair(

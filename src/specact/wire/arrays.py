@@ -94,9 +94,9 @@ class Layout:
 
     def example(self) -> dict[str, NDArray[Any]]:
         """Valid arrays: uniform distributions, elsewhere the numbers nearest to zero."""
-        values = {name: 1 / of.shape[-1] if of.distribution else np.clip(0, of.low, of.high)
-                  for name, of in self.specs.items()}  # fmt: skip
-        return {name: np.full(of.shape, values[name], of.dtype) for name, of in self.specs.items()}
+        values = {name: 1 / spec.shape[-1] if spec.distribution else np.clip(0, spec.low, spec.high)
+                  for name, spec in self.specs.items()}  # fmt: skip
+        return {name: np.full(spec.shape, values[name], spec.dtype) for name, spec in self.specs.items()}
 
     def pack(self, arrays: Arrays) -> bytearray:
         """The arrays as bytes.
@@ -122,7 +122,7 @@ class Layout:
     def views(self, payload: bytearray) -> dict[str, NDArray[Any]]:
         """The arrays in bytes that were checked already."""
         places = self._places
-        return {name: np.ndarray(of.shape, of.dtype, payload, places[name]) for name, of in self.specs.items()}
+        return {name: np.ndarray(spec.shape, spec.dtype, payload, places[name]) for name, spec in self.specs.items()}
 
     def faults(self, payloads: Sequence[bytes | bytearray]) -> dict[int, WireError]:
         """Errors by index of those payloads that have another length, or numbers that are not finite or out of range.

@@ -258,8 +258,8 @@ def _differences(path: str, theirs: Any, ours: Any) -> Iterator[str]:
         for place, pair in enumerate(zip(theirs, ours, strict=True)):
             yield from _differences(f"{path}.{place}", *pair)
     elif theirs != ours or isinstance(theirs, bool) != isinstance(ours, bool):
-        shown = ["missing" if value is ... else ascii(value)[:60] for value in (theirs, ours)]
-        yield f"{ascii(path)[1:-1]} {shown[0]} / {shown[1]}"
+        texts = ["missing" if value is ... else ascii(value)[:60] for value in (theirs, ours)]
+        yield f"{ascii(path)[1:-1]} {texts[0]} / {texts[1]}"
 
 
 def device_times(reply: Reply, encode_s: float, waited_s: float, decode_s: float) -> OffloadTimes:

@@ -211,10 +211,10 @@ class FlowPolicy:
 
         def velocity(x: Array, time: float) -> Array:
             times[..., fixed:] = time
-            found = self.networks.velocity(x, times, cache)
+            velocities = self.networks.velocity(x, times, cache)
             if fixed:
-                found[:, :fixed] = 0.0
-            return found
+                velocities[:, :fixed] = 0.0
+            return velocities
 
         with np.errstate(over="ignore", invalid="ignore"):
             return integrate(velocity, noise, steps)

@@ -96,23 +96,23 @@ class RemotePolicy:
         """The chunk ``[H, A]`` for a window, of this address's random stream; blocks until the deadline at most."""
         kind, arrays = ("infer", {}) if inpainting is None else ("inpaint", vars(inpainting))
         request = Request(window, address, arrays)
-        found = self.client.request(kind, request, self._deadline_ms, wait_if_busy=True).result()
-        if isinstance(found, Miss):
-            self.counts.update(steps=1, transmitted=int(found.sent), missed=1)
-            return found
+        reply = self.client.request(kind, request, self._deadline_ms, wait_if_busy=True).result()
+        if isinstance(reply, Miss):
+            self.counts.update(steps=1, transmitted=int(reply.sent), missed=1)
+            return reply
         self.counts.update(steps=1, transmitted=1, missed=0)
-        return found[0]["chunk"]
+        return reply[0]["chunk"]
 
-    def _answered(self, found: Chunk | Miss) -> Chunk:
-        if isinstance(found, Miss):
-            said = self.client.failure if found.cause == "refused" else self.client.problem
+    def _answered(self, answer: Chunk | Miss) -> Chunk:
+        if isinstance(answer, Miss):
+            said = self.client.failure if answer.cause == "refused" else self.client.problem
             why = f": {said}" if said else ""
             raise MissError(
-                f"the server gave no usable answer within {self._deadline_ms:g} ms ({found.cause}{why}); call again, "
+                f"the server gave no usable answer within {self._deadline_ms:g} ms ({answer.cause}{why}); call again, "
                 "or connect with a longer deadline_ms",
-                found.cause,
+                answer.cause,
             )
-        return found
+        return answer
 
     def close(self) -> None:
         """Closes the connection; idempotent."""
@@ -188,10 +188,10 @@ def openpi_source(
         return endpoint, spec, units
     conversation = OpenpiConversation(endpoint, timeout)
     conversation.close()
-    told = conversation.metadata
+    metadata = conversation.metadata
     try:
-        observation = {"fields": told["observation"], "instruction": told["instruction"]}
-        named = {"chunk": told["action_horizon"], "actions": told["action_dim"], "rate_hz": told["rate_hz"]}
+        observation = {"fields": metadata["observation"], "instruction": metadata["instruction"]}
+        named = {"chunk": metadata["action_horizon"], "actions": metadata["action_dim"], "rate_hz": metadata["rate_hz"]}
         return endpoint, *spec_of({"observation": observation, **named})
     except (KeyError, BundleError) as error:
         raise BundleError(

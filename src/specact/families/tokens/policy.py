@@ -160,9 +160,9 @@ class TokenNetworks:
         batch, count, _ = prefix.shape
         cache = self.cache(batch)
         positions = np.broadcast_to(np.arange(count), (batch, count))
-        found = self._read(cache, prefix, positions, np.ones((batch, count, count), np.bool_))
-        cache.keep(found.entries, [np.arange(count)] * batch)
-        return cache, found
+        reading = self._read(cache, prefix, positions, np.ones((batch, count, count), np.bool_))
+        cache.keep(reading.entries, [np.arange(count)] * batch)
+        return cache, reading
 
     def cache(self, batch: int) -> Cache:
         """An empty cache of B windows."""

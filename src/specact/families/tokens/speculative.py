@@ -257,7 +257,7 @@ def relaxed(
     if groups is None:
         return Acceptance(each, np.arange(length), total)
     steps = np.diff(groups, prepend=0)
-    kinds = [{group for dimension, group in enumerate(groups) if (dimension in strict) == own} for own in (True, False)]
+    kinds = [{group for axis, group in enumerate(groups) if (axis in strict) == flag} for flag in (True, False)]
     if len(groups) != actions or groups[0] != 0 or not np.isin(steps, (0, 1)).all() or kinds[0] & kinds[1]:
         raise ConfigError(
             f"groups must number the {actions} dimensions of an action from 0 on without gaps, and those of a gripper "
@@ -332,16 +332,16 @@ def decode(
         speculations: one for each window.
     """
     logits, features = prefix.logits[:, -1], prefix.features[:, -1]
-    windows = [_Window(one, networks.length, *row) for one, *row in zip(speculations, logits, features, strict=True)]
+    windows = [_Window(plan, networks.length, *row) for plan, *row in zip(speculations, logits, features, strict=True)]
     going = [window for window in windows if not window.done]
     while going:
         trees = _grow(going)
-        found = networks.read(cache, *_decoder_inputs(going, trees))
-        wanted: Tokens = np.argmax(found.logits, axis=-1)
-        finite = np.logical_and.reduce(np.isfinite(found.logits), axis=-1)
-        outputs = zip(wanted, finite, found.features, strict=True)
+        reading = networks.read(cache, *_decoder_inputs(going, trees))
+        wanted: Tokens = np.argmax(reading.logits, axis=-1)
+        finite = np.logical_and.reduce(np.isfinite(reading.logits), axis=-1)
+        outputs = zip(wanted, finite, reading.features, strict=True)
         kept = [window.read(tree, *row) for window, tree, row in zip(going, trees, outputs, strict=True)]
-        entries, left = found.entries, [row for row, window in enumerate(going) if not window.done]
+        entries, left = reading.entries, [row for row, window in enumerate(going) if not window.done]
         if 0 < len(left) < len(going):
             cache, entries = cache.select(np.array(left)), entries[left]
         going = [going[row] for row in left]

@@ -61,8 +61,8 @@ def token_outcome(decoded: Decoded, parts: TokenParts, times: OffloadTimes) -> O
     origins[(sources == DRAFT).any(axis=1)] = Origin.ACCEPTED
     origins[compensated] = Origin.COMPENSATED
     verified, accepted = sources[:end].size, int((sources == DRAFT).sum())
-    found = replace(decoded, sources=sources.ravel())
-    return Outcome(actions[:end], origins[:end], verified, accepted, times, found)
+    evidence = replace(decoded, sources=sources.ravel())
+    return Outcome(actions[:end], origins[:end], verified, accepted, times, evidence)
 
 
 class TokenExchange(ChunkExchange):
@@ -103,8 +103,8 @@ class TokenExchange(ChunkExchange):
 
     def _question(self, request: Request) -> DecodingRequest | WireError:
         arrays = request.arrays
-        total, own, combined = (arrays[name][0].item() for name in ("total", "then", "combined"))
-        then, tail = OWN_DRAFTERS[own], arrays["tail"].astype(np.int64)
+        total, code, combined = (arrays[name][0].item() for name in ("total", "then", "combined"))
+        then, tail = OWN_DRAFTERS[code], arrays["tail"].astype(np.int64)
         if then != "none" and then not in self._tokens.drafters:
             return bad(f"this server's target has no drafter {then!r}; start it with a bundle that has one")
         # Groups are renumbered by runs; the peer's numbers are not trusted.

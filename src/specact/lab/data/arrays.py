@@ -179,13 +179,13 @@ def _recording(
     stored: tuple[str, ...], get: Callable[[str], NDArray[Any]], load: Callable[[str], Observed]
 ) -> Recording:
     """Demonstrations of the arrays that ``get`` reads, ``[N, ...]`` each, and ``episode_ends`` ``[E]`` (exclusive)."""
-    found = {name: _first(stored, known) for name, known in {"state": STATE, "goal": GOAL, "image": IMAGE}.items()}
-    several = {key: key for key in sorted(stored) if key.partition(".")[0] in found and "." in key}
+    fields = {name: _first(stored, known) for name, known in {"state": STATE, "goal": GOAL, "image": IMAGE}.items()}
+    several = {key: key for key in sorted(stored) if key.partition(".")[0] in fields and "." in key}
     action, ends = get(_needed(stored, ACTION)), np.asarray(get(_needed(stored, ("episode_ends",))))
     if ends.dtype.kind not in "iu" or ends.ndim != 1:
         raise DataError(f"episode_ends has type {ends.dtype} and shape {ends.shape}; flat integers are needed")
     return Recording(
-        names={name: key for name, key in found.items() if key is not None} | several,
+        names={name: key for name, key in fields.items() if key is not None} | several,
         keys=tuple(key for key in stored if key not in _OTHERS),
         load=load,
         action=matrix("actions", action),
@@ -199,13 +199,13 @@ def _first(stored: Collection[str], names: tuple[str, ...]) -> str | None:
 
 
 def _needed(stored: Collection[str], names: tuple[str, ...]) -> str:
-    found = _first(stored, names)
-    if found is None:
+    key = _first(stored, names)
+    if key is None:
         raise DataError(
             f"there is no {' or '.join(map(repr, names))}; found: {', '.join(sorted(stored)) or 'nothing'}. "
             f"Rename the array, or convert the data"
         )
-    return found
+    return key
 
 
 def _observed(key: str, value: NDArray[Any]) -> Observed:

@@ -93,10 +93,10 @@ class Episodes:
         Raises:
             DataError: if there is none.
         """
-        found = self.observation.get(name)
-        if not isinstance(found, np.ndarray):
+        values = self.observation.get(name)
+        if not isinstance(values, np.ndarray):
             raise DataError(f"there are no numbers {name!r} among the observations {', '.join(self.observation)}")
-        return found
+        return values
 
     def frames(self, name: str) -> Frames:
         """The camera frames of this name.
@@ -104,10 +104,10 @@ class Episodes:
         Raises:
             DataError: if there are none.
         """
-        found = self.observation.get(name)
-        if not isinstance(found, Frames):
+        images = self.observation.get(name)
+        if not isinstance(images, Frames):
             raise DataError(f"there are no camera frames {name!r} among the observations {', '.join(self.observation)}")
-        return found
+        return images
 
     def followed(self, chunk: int) -> NDArray[np.bool_]:
         """Mask of each step's chunk: the actions in states that the chunk's own actions lead to, bool ``[N, chunk]``.

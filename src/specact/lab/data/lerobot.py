@@ -218,11 +218,11 @@ def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> list[_Episode]:
 def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) -> NDArray[np.int64]:
     """Rows by episode and frame, after a check that exactly the announced frames are there."""
     present, counts = np.unique(episode, return_counts=True)
-    found = dict(zip(present.tolist(), counts.tolist(), strict=True))
-    for number in sorted(set(lengths) | set(found)):
-        if lengths.get(number, 0) != found.get(number, 0):
+    sizes = dict(zip(present.tolist(), counts.tolist(), strict=True))
+    for number in sorted(set(lengths) | set(sizes)):
+        if lengths.get(number, 0) != sizes.get(number, 0):
             raise DataError(
-                f"episode {number} has {found.get(number, 0)} frames in the data and "
+                f"episode {number} has {sizes.get(number, 0)} frames in the data and "
                 f"{lengths.get(number, 0)} in the metadata; copy the dataset again"
             )
     order = np.lexsort((frame, episode))
@@ -251,7 +251,7 @@ def _columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> tuple[d
     # Of an empty file the width is not known.
     full = [name for name, part in parts[wanted[0]].items() if len(part)] or [names[0]]
     sizes = [len(part) for part in parts[wanted[0]].values()]
-    return {column: joined(column, {name: of[name] for name in full}) for column, of in parts.items()}, sizes
+    return {column: joined(column, {name: files[name] for name in full}) for column, files in parts.items()}, sizes
 
 
 @contextmanager
@@ -326,8 +326,8 @@ def _image_column(path: Path, name: str, key: str, rows: NDArray[np.int64]) -> I
         for group, end in enumerate(ends.tolist()):
             for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[key]) if group in groups else ():
                 encoded = batch.column(0).field("bytes")
-                own = rows[(rows >= start) & (rows < start + len(batch))] - start
-                images += [_decoded(encoded[row].as_py(), f"{key} in {name}") for row in own.tolist()]
+                places = rows[(rows >= start) & (rows < start + len(batch))] - start
+                images += [_decoded(encoded[row].as_py(), f"{key} in {name}") for row in places.tolist()]
                 start += len(batch)
             start = end
     return np.stack(images)

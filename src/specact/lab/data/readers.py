@@ -178,9 +178,9 @@ def format_of(path: Path | str) -> str:
         if path.is_dir():
             return _format_of_folder(path)
         if path.is_file():
-            found = {".npz": "npz", ".hdf5": "robomimic", ".h5": "robomimic"}.get(path.suffix.lower())
-            if found:
-                return found
+            kind = {".npz": "npz", ".hdf5": "robomimic", ".h5": "robomimic"}.get(path.suffix.lower())
+            if kind:
+                return kind
             raise DataError(f"{path} is a file of unknown kind {path.suffix!r}; supported: {SUPPORTED}")
     except OSError as error:
         raise DataError(f"{path} cannot be opened ({error}); check its permissions") from error
@@ -193,8 +193,8 @@ def _format_of_folder(path: Path) -> str:
     if (path / "meta/info.json").is_file():
         return "lerobot"
     names = sorted(entry.name for entry in path.iterdir())
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    listing = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     raise DataError(
-        f"{path} is a folder with {shown or 'nothing in it'}; supported: {SUPPORTED}. "
+        f"{path} is a folder with {listing or 'nothing in it'}; supported: {SUPPORTED}. "
         f"Give the path of the dataset itself"
     )

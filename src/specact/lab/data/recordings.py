@@ -153,17 +153,17 @@ class _Reader:
         channels: dict[int, tuple[str, ros.MessageType]] = {}
         try:
             for record in _records(file):
-                kind, found = type(record).__name__, cast(Any, record)
-                if kind == "Metadata" and found.name == METADATA:
-                    self.about = _about(found.metadata)
+                kind, entry = type(record).__name__, cast(Any, record)
+                if kind == "Metadata" and entry.name == METADATA:
+                    self.about = _about(entry.metadata)
                 elif kind == "Schema":
-                    schemas[found.id] = found
-                elif kind == "Channel" and (own := _type_of(found.topic, schemas.get(found.schema_id))) is not None:
-                    channels[found.id] = found.topic, own
-                elif kind == "Message" and found.channel_id in channels:
-                    topic, own = channels[found.channel_id]
-                    step = self.steps.setdefault(found.sequence, Step(found.sequence))
-                    self._store(step, topic, found.log_time / 1e9, own.decode(found.data))
+                    schemas[entry.id] = entry
+                elif kind == "Channel" and (layout := _type_of(entry.topic, schemas.get(entry.schema_id))) is not None:
+                    channels[entry.id] = entry.topic, layout
+                elif kind == "Message" and entry.channel_id in channels:
+                    topic, layout = channels[entry.channel_id]
+                    step = self.steps.setdefault(entry.sequence, Step(entry.sequence))
+                    self._store(step, topic, entry.log_time / 1e9, layout.decode(entry.data))
         except DataError:
             raise
         except Exception as error:  # noqa: BLE001 - a damaged file fails in any way that decoders can
@@ -235,10 +235,10 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
 
 def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
     """The type of a channel's messages, with the fields of the version that wrote it; None if it is another topic's."""
-    own = schema and (TOPICS[topic] if topic in TOPICS else _OBSERVATIONS.get(schema.name))
-    if not own or own.name != schema.name:
+    layout = schema and (TOPICS[topic] if topic in TOPICS else _OBSERVATIONS.get(schema.name))
+    if not layout or layout.name != schema.name:
         return None
-    return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own in ros.GREW else own
+    return ros.MessageType.of(layout.name, *schema.data.decode().splitlines()) if layout in ros.GREW else layout
 
 
 def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> tuple[Written, int, int]:
@@ -279,13 +279,13 @@ def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], 
 
 def _check_alike(first: Recorded, other: Recorded) -> None:
     for name in ("rate_hz", "observation"):
-        one, another = first.about[name], other.about[name]
+        left, right = first.about[name], other.about[name]
         if name == "observation":
             # Histories may differ.
-            one, another = ({n: (f["shape"], f["dtype"]) for n, f in each["fields"].items()} for each in (one, another))
-        if one != another:
+            left, right = ({n: (f["shape"], f["dtype"]) for n, f in each["fields"].items()} for each in (left, right))
+        if left != right:
             raise DataError(
-                f"{first.path} and {other.path} differ in {name}: {one} and {another}; convert them into two datasets"
+                f"{first.path} and {other.path} differ in {name}: {left} and {right}; convert them into two datasets"
             )
 
 

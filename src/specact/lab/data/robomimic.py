@@ -139,10 +139,10 @@ def _actions(demos: Any, names: list[str], kinds: dict[str, Kind]) -> dict[str, 
         demo = demos[name]
         if not isinstance(demo.get("actions"), h5py.Dataset):
             raise DataError(f"{name} has no 'actions'; found: {', '.join(demo)}")
-        own = _kinds(name, demo)
-        if own != kinds:
+        fields = _kinds(name, demo)
+        if fields != kinds:
             raise DataError(
-                f"{name} has the observations {', '.join(own)}, but {names[0]} has {', '.join(kinds)}; all "
+                f"{name} has the observations {', '.join(fields)}, but {names[0]} has {', '.join(kinds)}; all "
                 "demonstrations must have the same"
             )
         actions[name] = matrix(f"actions of {name}", demo["actions"][()])
@@ -165,8 +165,8 @@ def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict
     together = [key] if key in kinds else [key for key, kind in kinds.items() if kind == "low"]
     parts = {}
     for name in names:
-        own = [rows(f"{key} of {name}", demos[name]["obs"][key][()]) for key in together]
-        parts[name] = np.concatenate(own, axis=1) if len(own) > 1 else own[0]
+        arrays = [rows(f"{key} of {name}", demos[name]["obs"][key][()]) for key in together]
+        parts[name] = np.concatenate(arrays, axis=1) if len(arrays) > 1 else arrays[0]
     return joined("observations", parts)
 
 

@@ -77,8 +77,8 @@ def _load(name: str) -> Task:
         from specact.lab.envs.task import Task
 
         if is_plugin(name):
-            own: Task = load_object(name, "Task, see specact.lab.envs.task", lambda found: isinstance(found, Task))
-            return own
+            plugin: Task = load_object(name, "Task, see specact.lab.envs.task", lambda value: isinstance(value, Task))
+            return plugin
         module, _, attribute = where.partition(":")
         loaded = getattr(import_module(module), attribute)
         task: Task = loaded(name) if package in SUITES else loaded

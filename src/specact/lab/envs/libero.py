@@ -290,10 +290,10 @@ def suite(name: str) -> Task:
         privileged=(SCENE,),
         tasks=tuple(task_maps[package]),
     )
-    own = replace(
+    benchmark = replace(
         drawn,
         name=f"{name}@benchmark",
         make=partial(Libero, suite=package, own_states=True),
         states=STATES * len(drawn.tasks),
     )
-    return replace(drawn, benchmark=own)
+    return replace(drawn, benchmark=benchmark)

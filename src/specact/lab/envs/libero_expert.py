@@ -151,8 +151,8 @@ class Scene:
     def box(self, name: str) -> tuple[Vector, Vector]:
         """The corners of the box, parallel to the world's axes, around what collides of an object, ``[3]`` each."""
         model, data = self._model, self._data
-        own = model.body_rootid[model.geom_bodyid] == self._bodies[name]
-        solid = own & ((model.geom_contype > 0) | (model.geom_conaffinity > 0))
+        mask = model.body_rootid[model.geom_bodyid] == self._bodies[name]
+        solid = mask & ((model.geom_contype > 0) | (model.geom_conaffinity > 0))
         axes = data.geom_xmat[solid].reshape(-1, 3, 3)
         centres, halves = np.split(model.geom_aabb[solid], 2, axis=1)
         middle = data.geom_xpos[solid] + np.einsum("gij,gj->gi", axes, centres)

@@ -158,8 +158,8 @@ class TickingEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):
 
 def as_ticking(env: gym.Env[Any, Any], rate_hz: float) -> TickingEnv:
     """The environment itself where it is a :class:`TickingEnv`; any other, or a wrapped one, with one tick a period."""
-    own = hasattr(env, "settle") and env.unwrapped is env
-    return cast(TickingEnv, env) if own else _WholePeriods(env, rate_hz)
+    ticking = hasattr(env, "settle") and env.unwrapped is env
+    return cast(TickingEnv, env) if ticking else _WholePeriods(env, rate_hz)
 
 
 class _WholePeriods(TickingEnv):

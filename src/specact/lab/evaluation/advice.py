@@ -85,7 +85,7 @@ class Way:
 
         The width of the latter is not zero where all episodes have the same outcome.
         """
-        groups = [_as_floats(one.values()) for one in self.successes.values()]
+        groups = [_as_floats(outcomes.values()) for outcomes in self.successes.values()]
         over_seeds, every = seeds_interval(groups), np.concatenate(groups)
         pooled = wilson(int(every.sum()), len(every))
         return Interval(over_seeds.mean, min(over_seeds.low, pooled.low), max(over_seeds.high, pooled.high))
@@ -114,14 +114,14 @@ class Way:
             return f"the target on the device{decoded}"
         if self.method == TARGET or runs_alone(self.method):
             return f"the target on a server at every inference{decoded}, without a draft"
-        of = f"the {self.draft}" if self.draft else "the draft"
+        draft = f"the {self.draft}" if self.draft else "the draft"
         if method.gate == "never":
-            head = f"the learned gate's head on {of} as the draft" if method.proposes == "head" else of
+            head = f"the learned gate's head on {draft} as the draft" if method.proposes == "head" else draft
             return f"{head}{decoded}{',' * (method.proposes == 'head')} alone"
         if method.gate == "always":
-            return f"{of}{decoded}, every inference verified"
+            return f"{draft}{decoded}, every inference verified"
         how = "at random" if method.gate == "random" else f"by the gate {method.gate if decoded else self.method}"
-        return f"{of}{decoded}, {self.asked:.0%} verified {how}"
+        return f"{draft}{decoded}, {self.asked:.0%} verified {how}"
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def behind(way: Way, best: Way) -> Interval | None:
     """Success of ``best`` minus that of ``way`` over their common episodes; None where there are none."""
     differences = []
     for seed in sorted(way.successes.keys() & best.successes.keys()):
-        one, other = way.successes[seed], best.successes[seed]
-        if shared := sorted(one.keys() & other.keys()):
-            differences.append(_as_floats(other[name] for name in shared) - _as_floats(one[name] for name in shared))
+        first, other = way.successes[seed], best.successes[seed]
+        if shared := sorted(first.keys() & other.keys()):
+            differences.append(_as_floats(other[name] for name in shared) - _as_floats(first[name] for name in shared))
     return seeds_interval(differences) if differences else None
 
 
@@ -298,11 +298,11 @@ def advise(
 
 def parts_of(pair: Pair[Any], runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Times of the pair's parts here, as it was loaded and as the methods of the runs compose it [ms]."""
-    found = measure_parts({"": pair})
+    times = measure_parts({"": pair})
     for name in sorted({name for run in runs for name in METHODS.keys() & run.methods.keys()}):
         if (method := METHODS[name]).decoding:
-            found |= measure_parts({name: decoded_by(method, pair)}, 50, (method.gate,))
-    return found
+            times |= measure_parts({name: decoded_by(method, pair)}, 50, (method.gate,))
+    return times
 
 
 def runs_of(pair: Pair[Any], folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:

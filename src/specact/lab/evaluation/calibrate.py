@@ -66,10 +66,10 @@ def calibrate(
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
-        found = find_threshold(settings, rate, rounds, roll, threshold)
+        search = find_threshold(settings, rate, rounds, roll, threshold)
     made_by = {"env": world, "rate": rate, "episodes": episodes, "rounds": rounds, "seed": seed, "shard": _SHARD,
                "threshold": threshold}  # fmt: skip
-    return found.calibration(pair, rate, episodes, made_by, method.decoding or pair.source.decoding)
+    return search.calibration(pair, rate, episodes, made_by, method.decoding or pair.source.decoding)
 
 
 def decided(decisions: Sequence[Decision]) -> Table:
@@ -106,7 +106,7 @@ class Found:
         return Calibration(
             fingerprint=pair.fingerprint, rate=rate, settings=self.settings, made_by=made_by, decoding=decoding,
             held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent)},
-            rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in self.rounds],
+            rounds=[{"threshold": attempt.settings.threshold, "rate": attempt.rate} for attempt in self.rounds],
             model=_score_model({name: column[free] for name, column in self.checked.items()}),
         )  # fmt: skip
 
@@ -172,8 +172,8 @@ def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[
     """
     share = wanted
     if rounds:
-        asked = np.array([_share(scores, made.settings) for made in rounds])
-        got = np.array([made.free_rate for made in rounds])
+        asked = np.array([_share(scores, attempt.settings) for attempt in rounds])
+        got = np.array([attempt.free_rate for attempt in rounds])
         spread = float(np.var(asked))
         # Between a gate that damps its own feedback and one that triples it; outside that range it is noise.
         slope = float(np.clip(np.cov(asked, got, ddof=0)[0, 1] / spread, 0.5, 3.0)) if spread > 1e-4 else 1.0

@@ -143,8 +143,8 @@ def add_gate_efficiency(ran: Iterable[Method], methods: dict[str, dict[str, Any]
         metrics, random = methods[method.name], _random_baseline(method, methods)
         rate = metrics["sent"]
         metrics["gate_efficiency"] = None
-        told = method.proposes != "head" and 0.0 < rate < 1.0
-        if not told or oracle is None or random is None or random["sent"] == 1.0:
+        comparable = method.proposes != "head" and 0.0 < rate < 1.0
+        if not comparable or oracle is None or random is None or random["sent"] == 1.0:
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["sent"])
         # The oracle has the forced steps as well.
@@ -176,10 +176,10 @@ def contrasts(
     for first, second in pairs:
         row: dict[str, Any] = {"first": first, "second": second}
         for end_point in end_points:
-            one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
-            found = contrast(one, other)
-            bounds = {"low": found.difference.low, "high": found.difference.high}
-            row[end_point] = {"difference": found.difference.mean, **bounds, "p": found.p, "test": found.test}
+            left, right = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
+            result = contrast(left, right)
+            bounds = {"low": result.difference.low, "high": result.difference.high}
+            row[end_point] = {"difference": result.difference.mean, **bounds, "p": result.p, "test": result.test}
         rows.append(row)
     for end_point in end_points:
         for row, p in zip(rows, holm([row[end_point]["p"] for row in rows]), strict=True):

@@ -202,7 +202,7 @@ def evaluate_offline(
                 for method in ran
             },
             "gates": {method.name: asdict(settings[method.name]) for method in ran},
-            "contrasts": contrasts(ran, {name: {"error": one.error} for name, one in results.items()}, ("error",)),
+            "contrasts": contrasts(ran, {name: {"error": entry.error} for name, entry in results.items()}, ("error",)),
         }  # fmt: skip
         write_json(out / "summary.json", summary)
     return summary

@@ -164,8 +164,8 @@ def _evaluate(
         imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
     methods: dict[str, dict[str, Any]] = {}
     for method in ran:
-        own = outcomes[method.name], steps[method.name]
-        methods[method.name] = method_metrics(*own, sends=not method.on_device, success_at=SUCCESS_AT.get(env, ()))
+        tables = outcomes[method.name], steps[method.name]
+        methods[method.name] = method_metrics(*tables, sends=not method.on_device, success_at=SUCCESS_AT.get(env, ()))
         methods[method.name]["cost"] = method_cost(method, pair, timing)
     add_gate_efficiency(ran, methods, steps.get("oracle"))
     for name, error in imitation_errors.items():
@@ -246,7 +246,7 @@ def _claim(out: Path, evaluation: Evaluation, pair: Pair[Any], env: str, command
     # What determines the results of a method that has no name of its own.
     if values := [asdict(method) for method in evaluation.methods if isinstance(method, Method)]:
         methods["compositions"] = [
-            {name: value for name, value in of.items() if name not in ("about", "rivals")} for of in values
+            {name: value for name, value in entry.items() if name not in ("about", "rivals")} for entry in values
         ]
     order = _MEASURED if evaluation.realtime else _ALONE if family_of(pair).measured else _ACCOUNTED
     return RunFolder(out, "evaluation").claim(
@@ -303,14 +303,14 @@ def _imitation_errors(
     errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
     missing = [method for method in evaluation.resolved if method.name not in errors]
     if missing:
-        _, shown = split_demonstrations(demonstrations_of(pair, evaluation.env), evaluation.data)
+        _, episodes = split_demonstrations(demonstrations_of(pair, evaluation.env), evaluation.data)
         if evaluation.demonstrations is not None:
-            shown = shown.select(np.arange(min(evaluation.demonstrations, len(shown))))
+            episodes = episodes.select(np.arange(min(evaluation.demonstrations, len(episodes))))
         stage, total = "along demonstrations", len(evaluation.methods)
         progress(stage, len(errors), total)
-        work = [OpenLoop(pair.source, shown, method, gates[method.name], evaluation.seed) for method in missing]
-        for one, result in pool.each(OpenLoop.run, work):
-            errors[one.method.name] = result.summary
+        work = [OpenLoop(pair.source, episodes, method, gates[method.name], evaluation.seed) for method in missing]
+        for job, result in pool.each(OpenLoop.run, work):
+            errors[job.method.name] = result.summary
             write_json(path, errors)
             progress(stage, len(errors), total)
     return errors

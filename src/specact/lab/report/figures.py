@@ -269,5 +269,5 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
 
 def _text(model: RejectionModel) -> str:
     fits = (("linear", model.linear), ("logarithmic", model.logarithmic))
-    told = "; ".join(f"{name} R² {fit.r2:.2f}, slope {fit.slope:+.3g}" for name, fit in fits)
-    return f"{told}; over single steps Spearman {model.spearman:+.2f}, AUROC {model.auroc:.2f}"
+    text = "; ".join(f"{name} R² {fit.r2:.2f}, slope {fit.slope:+.3g}" for name, fit in fits)
+    return f"{text}; over single steps Spearman {model.spearman:+.2f}, AUROC {model.auroc:.2f}"

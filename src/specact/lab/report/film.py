@@ -108,7 +108,7 @@ def _choose(won: dict[str, dict[int, bool]]) -> tuple[int, str]:
     if not gained:
         return int(episodes[0]), f"The first episode: in none did {baseline} fail and {method} succeed."
     # Preferably one that all others win.
-    best = max(gained, key=lambda episode: sum(bool(of[episode]) for of in won.values()))
+    best = max(gained, key=lambda episode: sum(bool(outcomes[episode]) for outcomes in won.values()))
     return int(best), (
         f"One of {len(gained)} episodes, out of {len(episodes)}, in which {baseline} failed and {method} succeeded; "
         f"in {lost} it is the other way round."

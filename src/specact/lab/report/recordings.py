@@ -117,18 +117,18 @@ def _draw_actions(recorded: Recorded) -> Drawing:
     time_s = np.array([step.at_s for step in steps]) - recorded.steps[0].at_s
     figure, axes = blank()
     width = actions.shape[1] if len(steps) else 0
-    shown = min(_MOST_LINES, width)
-    for i in range(shown):
+    count = min(_MOST_LINES, width)
+    for i in range(count):
         axes.plot(time_s, actions[:, i], color=MUTED, linewidth=0.8, alpha=1.0 - 0.12 * i)
     for origin, method in _STYLES.items():
         at = np.array([step.origin == origin for step in steps], bool)
-        for i in range(shown if at.any() else 0):
+        for i in range(count if at.any() else 0):
             label = None if i else origin
             axes.plot(time_s[at], actions[at, i], ".", color=style_of(method).colour, markersize=3, label=label)
     axes.set(xlabel="time [s]", ylabel="action, in the environment's units")
     legend_below(figure)
     caption = (
-        f"{shown} dimensions of {width}, every executed action of the first episode, coloured by where it came from. "
+        f"{count} dimensions of {width}, every executed action of the first episode, coloured by where it came from. "
         "The CSV file holds every control step of the recording."
     )
     return Drawing("steps", "Actions and their origins", caption, figure, _steps(recorded))

@@ -60,11 +60,11 @@ def networks_of(methods: Iterable[Metrics]) -> dict[str, str]:
         A text such as ``8.42 k, 0.081 ms``, by ``draft``, ``head`` and ``target``.
     """
     costs = [metrics.get("cost", {}) for metrics in methods]
-    found = {}
+    networks = {}
     for part in ("draft", "head", "target"):
         if cost := next((cost for cost in costs if cost.get(f"{part}_parameters")), None):
-            found[part] = f"{_in_short(cost[f'{part}_parameters'])}, {cost[f'{part}_ms']:.2g} ms"
-    return found
+            networks[part] = f"{_in_short(cost[f'{part}_parameters'])}, {cost[f'{part}_ms']:.2g} ms"
+    return networks
 
 
 def _in_short(parameters: int) -> str:
@@ -98,8 +98,8 @@ def _interval(interval: Metrics, after: str = "") -> Noted:
 
 def _rates(name: str, text: str) -> Callable[[Metrics], Cell]:
     def cell(metrics: Metrics) -> Cell:
-        found = metrics.get(name, {})
-        return tuple(pair for key, rate in found.items() for pair in _interval(rate, f" {text}{key}")) or NONE
+        rates = metrics.get(name, {})
+        return tuple(pair for key, rate in rates.items() for pair in _interval(rate, f" {text}{key}")) or NONE
 
     return cell
 
@@ -175,15 +175,15 @@ SUMMARY_METHODS = (
 
 def methods_table(run: Run) -> Table:
     """All methods of a run; empty columns are left out."""
-    shown: dict[str, list[Cell]] = {}
+    columns: dict[str, list[Cell]] = {}
     for head, _, cell in COLUMNS:
         cells = [cell(metrics) for metrics in run.methods.values()]
         if set(cells) != {NONE} and not (head == "score" and run.binary):
-            shown[head] = cells
+            columns[head] = cells
     names = [((name, METHODS[name].about if name in METHODS else ""),) for name in run.methods]
     caption = f"Methods, on the same {run.summary['episodes']} episodes. Score: {run.summary['score']}."
-    rows, hints = list(zip(names, *shown.values(), strict=True)), {head: hint for head, hint, _ in COLUMNS}
-    return Table("methods", caption, ["method", *shown], rows, methods_rows(run), hints)
+    rows, hints = list(zip(names, *columns.values(), strict=True)), {head: hint for head, hint, _ in COLUMNS}
+    return Table("methods", caption, ["method", *columns], rows, methods_rows(run), hints)
 
 
 def methods_rows(run: Run) -> Rows:
@@ -197,9 +197,9 @@ def contrasts_table(run: Run) -> Table:
     rows: list[list[Cell]] = []
     for row in run.summary["contrasts"]:
         cells: list[Cell] = [f"{row['first']} \N{MINUS SIGN} {row['second']}"]
-        for found in (row[end] for end in ends):
-            cells.append(((f"{found['difference']:+.3f}", f"{found['low']:+.3f} to {found['high']:+.3f}"),))
-            cells.append(((f"p = {found['p_holm']:.2g}", f"alone {found['p']:.2g}, {found['test']}"),))
+        for test in (row[end] for end in ends):
+            cells.append(((f"{test['difference']:+.3f}", f"{test['low']:+.3f} to {test['high']:+.3f}"),))
+            cells.append(((f"p = {test['p_holm']:.2g}", f"alone {test['p']:.2g}, {test['test']}"),))
         rows.append(cells)
     heads = [head for end in ends for head in (f"{end}, difference and 95 % interval", "paired test, Holm")]
     caption = f"Paired contrasts, episode by episode; p after Holm's correction over the {len(rows)} of this table"

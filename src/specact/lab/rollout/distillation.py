@@ -240,12 +240,12 @@ def record_tokens(target: str, env: str, seed: int, folder: Path, number: int) -
         decoded = prefilled.decode([GREEDY] * len(windows))
         rows.append({
             "row": np.array(running), "step": np.array([robots[i].steps for i in running]),
-            "tokens": np.stack([one.tokens for one in decoded]),
-            "features": np.stack([one.features for one in decoded]), "seen": prefilled.seen.mean(1),
+            "tokens": np.stack([chunk.tokens for chunk in decoded]),
+            "features": np.stack([chunk.features for chunk in decoded]), "seen": prefilled.seen.mean(1),
             "state": np.stack([_state(window) for window in windows]),
         })  # fmt: skip
-        for i, one in zip(running, decoded, strict=True):
-            play(robots[i], histories[i], policy.chunk(one))
+        for i, chunk in zip(running, decoded, strict=True):
+            play(robots[i], histories[i], policy.chunk(chunk))
         running = [i for i in running if not robots[i].done]
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     owner = table.pop("row")

@@ -176,13 +176,13 @@ def run_episode(
         receive()
         if schedule.wants:
             chunk = policy.infer(robot.window(schedule.ahead), streams(Role.DRAFT, address), schedule.inpainting())
-            took = latency(world.now) if callable(latency) else latency
-            if not took >= 0.0:
-                raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
+            time_s = latency(world.now) if callable(latency) else latency
+            if not time_s >= 0.0:
+                raise ConfigError(f"the time of an inference must be at least 0 s, got {time_s}; check the latency")
             address = address.following
-            robot.latencies.append(took)
+            robot.latencies.append(time_s)
             schedule.ask(world.now)
-            pending = chunk, took, world.now + took
+            pending = chunk, time_s, world.now + time_s
             receive()
         played = schedule.play()
         if played is not None:

@@ -101,10 +101,10 @@ def measure_service(load: Callable[[], Exchange[Any]], max_batch: int) -> Servic
     server.start()
     there.close()
     try:
-        if isinstance(told := here.recv(), Exception):
-            raise told
+        if isinstance(reply := here.recv(), Exception):
+            raise reply
         counts = [count for power in range(max_batch.bit_length()) if (count := 4 << power) <= _MOST_ROBOTS]
-        return _measure(told[0], told[1], counts)
+        return _measure(reply[0], reply[1], counts)
     except EOFError:
         raise RemoteError("the server ended before it listened; what it printed says why") from None
     finally:

@@ -76,8 +76,8 @@ class Method:
     def rivals_among(self, names: tuple[str, ...]) -> list[str]:
         """Those of its rivals that ran, given the names of all that did."""
         choices = [(rival,) if isinstance(rival, str) else rival for rival in self.rivals]
-        found = [next((name for name in choice if name in names), None) for choice in choices]
-        return [name for name in found if name is not None]
+        matches = [next((name for name in choice if name in names), None) for choice in choices]
+        return [name for name in matches if name is not None]
 
 
 def composed(name: str, composition: Composition, *rivals: Rival) -> Method:

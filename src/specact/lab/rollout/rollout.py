@@ -74,7 +74,7 @@ class EpisodeRange(IntEnum):
 
     def episodes(self, count: int, first: int = 0) -> range:
         """So many episodes of this range, from the given one on."""
-        following = min((one for one in EpisodeRange if one > self), default=10 * self)
+        following = min((purpose for purpose in EpisodeRange if purpose > self), default=10 * self)
         assert self + first + count <= following, "the episodes of two purposes would be the same"
         return range(self + first, self + first + count)
 

@@ -138,19 +138,19 @@ class SimulatedTarget(Generic[A]):
         """See :class:`~specact.pair.Target`."""
         clock, sent_at = self._clock, self._clock.now()
         network = 0.0 if self._route is None else self._route.round_trip_s(sent_at)
-        took = network + self._target_s
+        total_s = network + self._target_s
 
         def result() -> Answer[A]:
             # Each stage counts with the share of its time that was waited for. An answer that is there takes no time,
             # not even a rounding error of it, in which a world would move.
-            remaining = sent_at + took - clock.now()
+            remaining = sent_at + total_s - clock.now()
             waited = remaining if remaining > NOW_S else 0.0
             clock.sleep(waited)
-            share = waited / took if took > 0.0 else 0.0
+            share = waited / total_s if total_s > 0.0 else 0.0
             times = OffloadTimes(network=share * network, target=share * self._target_s)
             return Answer(self._policy.answer(window, address), times)
 
-        return Pending(result, lambda: sent_at + took - clock.now() <= NOW_S)
+        return Pending(result, lambda: sent_at + total_s - clock.now() <= NOW_S)
 
 
 class SharedClock(Clock):
@@ -190,10 +190,10 @@ class TokenBatch:
         decoded = prefilled.decode([request.proposal.evidence for request in requests])
         times = OffloadTimes(target=(CLOCK.now() - started) / len(requests))
         self.greedy = {}
-        for request, found in zip(requests, decoded, strict=True):
-            if sum(found.read) == len(found.read):
-                self.greedy[request.address] = found.tokens
-            outcome = token_outcome(found, self._parts, times)
+        for request, chunk in zip(requests, decoded, strict=True):
+            if sum(chunk.read) == len(chunk.read):
+                self.greedy[request.address] = chunk.tokens
+            outcome = token_outcome(chunk, self._parts, times)
             request.outcome = checked(outcome, request.proposal)
 
 

@@ -288,18 +288,18 @@ def _curve(place: Place, table: Table, baselines: Mapping[str, float]) -> Curve:
         )
     strengths = sorted(present, key=lambda strength: (abs(strength - base), strength))
     tables = [_setting(place, _select(table, table["strength"] == strength)) for strength in strengths]
-    common = set.intersection(*(set(own["episode"].tolist()) for own in tables))
+    common = set.intersection(*(set(rows["episode"].tolist()) for rows in tables))
     if not common:
         raise DataError(f"{place}: no episode was run at all of its settings, so nothing can be paired; run it again")
-    paired = [_select(own, np.isin(own["episode"], list(common))) for own in tables]
+    paired = [_select(rows, np.isin(rows["episode"], list(common))) for rows in tables]
     return Curve(
         place,
-        tuple(Cell.of(place, own) for own in tables),
-        success=np.stack([own["success"].astype(bool) for own in paired]),
-        task_s=np.stack([own["task_s"] for own in paired]),
-        restricted_s=np.stack([_restricted_time_s(own) for own in paired]),
-        score=np.stack([own["score"] for own in paired]),
-        jerk=np.stack([own["jerk"] for own in paired]),
+        tuple(Cell.of(place, rows) for rows in tables),
+        success=np.stack([rows["success"].astype(bool) for rows in paired]),
+        task_s=np.stack([rows["task_s"] for rows in paired]),
+        restricted_s=np.stack([_restricted_time_s(rows) for rows in paired]),
+        score=np.stack([rows["score"] for rows in paired]),
+        jerk=np.stack([rows["jerk"] for rows in paired]),
     )
 
 

@@ -153,16 +153,16 @@ def optimum(settings: ArrayLike, values: ArrayLike, best: Literal["least", "most
     Raises:
         ConfigError: for arrays that do not fit together, or values that are not finite.
     """
-    where, found = np.asarray(settings, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if where.ndim != 1 or where.shape != found.shape or not len(where) or not np.isfinite(found).all():
-        raise ConfigError(f"a curve needs one finite value for each of its settings, got {found} for {where}")
-    loss, steps = found if best == "least" else -found, np.diff(found)
+    points, curve = np.asarray(settings, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if points.ndim != 1 or points.shape != curve.shape or not len(points) or not np.isfinite(curve).all():
+        raise ConfigError(f"a curve needs one finite value for each of its settings, got {curve} for {points}")
+    loss, steps = curve if best == "least" else -curve, np.diff(curve)
     chosen, end = int(np.argmin(loss)), float(min(loss[0], loss[-1]))
     conditions = float("nan"), float("nan")
     if len(steps):
         conditions = float(steps[0]), float(steps.max() if best == "least" else steps.min())
     interior = bool(end - loss[chosen] > 1e-12 * abs(end))  # above the rounding error of values that are equal
-    return Optimum(float(where[chosen]), float(found[chosen]), interior, conditions)
+    return Optimum(float(points[chosen]), float(curve[chosen]), interior, conditions)
 
 
 def _times(factor: float, what: str) -> str:
@@ -202,6 +202,6 @@ _RANGES: dict[str, tuple[str, Callable[[Floats], NDArray[np.bool_]]]] = {
 def _checked(name: str, value: ArrayLike) -> Floats:
     values, (must, allowed) = np.asarray(value, dtype=np.float64), _RANGES[name]
     if not np.all(allowed(values)):
-        shown = f"{values.item():g}" if values.ndim == 0 else np.array2string(values, threshold=6)
-        raise ConfigError(f"{must}, got {shown}")
+        text = f"{values.item():g}" if values.ndim == 0 else np.array2string(values, threshold=6)
+        raise ConfigError(f"{must}, got {text}")
     return values

@@ -114,8 +114,8 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
             f"lever {name!r} needs {KINDS[lever.on]}, which {subject.bundle.name!r} is not; its levers are "
             f"{', '.join(fitting)}"
         )
-    own = lever.strengths(subject) if callable(lever.strengths) else lever.strengths
-    wanted = own if strengths is None else tuple(dict.fromkeys((own[0], *strengths)))
+    defaults = lever.strengths(subject) if callable(lever.strengths) else lever.strengths
+    wanted = defaults if strengths is None else tuple(dict.fromkeys((defaults[0], *strengths)))
     for strength in wanted:
         if not (lever.shares or strength.is_integer()):
             raise ConfigError(f"a strength of lever {name!r} must be a whole number, got {strength:g}")
@@ -171,8 +171,8 @@ def _windowed(subject: Subject, strength: float) -> Driver:
 
 def _overlapped(kind: Kind, subject: Subject, strength: float) -> Driver:
     # Without overlap all modes are synchronous.
-    own = subject.driver
-    return replace(own, execution=Execution(kind, subject.execute, int(strength))) if strength else own
+    driver = subject.driver
+    return replace(driver, execution=Execution(kind, subject.execute, int(strength))) if strength else driver
 
 
 def _alone(subject: Subject, strength: float) -> Driver:

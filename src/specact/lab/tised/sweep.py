@@ -201,8 +201,8 @@ def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, comman
         gates = {_key(row): gate_of(row) for row in rows}
         by_key = {_key(trial.row, "episode"): trial for trial in trials}
         by_key |= {_key(trial.row, "episode"): with_gate(trial, gates[_key(trial.row)]) for trial in gated}
-        told = partial(progress, f"{sweep.task}, episodes")
-        _finish(by_key, run_trial, (*PLACE, "episode"), out / EPISODES, pool, told)
+        update = partial(progress, f"{sweep.task}, episodes")
+        _finish(by_key, run_trial, (*PLACE, "episode"), out / EPISODES, pool, update)
 
 
 def _key(row: Row, *more: str) -> Key:
@@ -259,12 +259,12 @@ def calibrate_gate(search: tuple[Trial, int]) -> Row:
         sent[:] = table["transmitted"].tolist()
         return table | {"transmitted": np.array([wanted for _, wanted in steps])}
 
-    found = find_threshold(driver.gate, driver.rate, ROUNDS, roll)
+    result = find_threshold(driver.gate, driver.rate, ROUNDS, roll)
     return {name: trial.row[name] for name in PLACE} | {
-        "rate": driver.rate, "held_out_rate": float(found.checked["transmitted"].mean()),
+        "rate": driver.rate, "held_out_rate": float(result.checked["transmitted"].mean()),
         "held_out_sent": float(np.mean(sent)), "episodes": episodes, "inferences": len(sent),
-        "rounds": [{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
-        "gate": asdict(found.settings),
+        "rounds": [{"threshold": attempt.settings.threshold, "rate": attempt.rate} for attempt in result.rounds],
+        "gate": asdict(result.settings),
     }  # fmt: skip
 
 
@@ -323,12 +323,12 @@ def stored_ms(settings: Sequence[Setting], fingerprint: str) -> dict[str, list[f
     What a sweep measures depends on the load of its machine, so that a second run would be another experiment.
     """
     times = read_toml(Path(__file__).with_name("latency.toml"), dict[str, StoredTimes], "stored times")
-    if (own := times.get(fingerprint)) is None:
+    if (entry := times.get(fingerprint)) is None:
         return None
     keys = {setting.label: [driver.key(name) for driver, name in setting.driver.parts] for setting in settings}
-    if not all(key in own.ms for parts in keys.values() for key in parts):
+    if not all(key in entry.ms for parts in keys.values() for key in parts):
         return None
-    return {label: [own.ms[key] for key in parts] for label, parts in keys.items()}
+    return {label: [entry.ms[key] for key in parts] for label, parts in keys.items()}
 
 
 def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:

@@ -38,10 +38,10 @@ class Layer(nn.Module):
         ``mask`` is added to the scores ``[B, heads, N, N]``, and broadcast to them. With a ``cache [B, 2, heads, S, W /
         heads]`` of keys and values of S earlier tokens they are ``[B, heads, N, S + N]``.
         """
-        queries, *own = by_head(self.qkv(self.norm_attention(x)), 3, self.heads)
-        keys, values = own if cache is None else (torch.cat([cache[:, n], new], -2) for n, new in enumerate(own))
+        queries, *pair = by_head(self.qkv(self.norm_attention(x)), 3, self.heads)
+        keys, values = pair if cache is None else (torch.cat([cache[:, n], new], -2) for n, new in enumerate(pair))
         x = x + self.dropout(self.project(attend(queries, keys, values, mask)))
-        return x + self.dropout(self.mlp(self.norm_mlp(x))), own
+        return x + self.dropout(self.mlp(self.norm_mlp(x))), pair
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -285,8 +285,8 @@ def architecture(bundle: CodeParts, role: Role) -> tuple[PolicyRecipe, Shapes]:
     """The architecture of a bundle's policy, which its manifest must have; without dropout and observation noise."""
     spec, manifest = bundle.spec, bundle.manifest
     try:
-        made = manifest.policies[role].removesuffix("@snapshot")
-        settings = read_record(manifest.recipe["policies"][made], PolicyRecipe, f"policies.{made}")
+        name = manifest.policies[role].removesuffix("@snapshot")
+        settings = read_record(manifest.recipe["policies"][name], PolicyRecipe, f"policies.{name}")
         goal_mode = manifest.recipe["goal"]
     except (KeyError, TypeError) as error:
         raise ConfigError(

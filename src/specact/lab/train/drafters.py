@@ -234,9 +234,9 @@ def bigram_of(tokens: np.ndarray, most: int = _BIGRAMS) -> dict[str, np.ndarray]
     holds those at position i + 1 given the token at position i.
     The place's own frequencies count as one more observation: they are what is known after a token that never came.
     """
-    places, found = tokens.shape[1] - 1, tokens.astype(np.int64)
+    places, values = tokens.shape[1] - 1, tokens.astype(np.int64)
     counts = np.zeros((places, BINS, BINS))
-    np.add.at(counts, (np.arange(places), found[:, :-1], found[:, 1:]), 1.0)
+    np.add.at(counts, (np.arange(places), values[:, :-1], values[:, 1:]), 1.0)
     counts += counts.sum(1, keepdims=True) / len(tokens)
     with np.errstate(divide="ignore"):
         log_probs = np.log(counts / counts.sum(-1, keepdims=True))
@@ -314,7 +314,7 @@ def fit_memory(
         **({} if auc is None else {"auc": auc.mean, "auc_low": auc.low, "auc_high": auc.high}),
     }  # fmt: skip
     # Whether the nearest chunk would have been accepted.
-    agrees = np.array([rule.accepted(of[0] - right, 0) for of, right in zip(nearest, wanted, strict=True)]) == length
+    agrees = np.array([rule.accepted(top[0] - right, 0) for top, right in zip(nearest, wanted, strict=True)]) == length
     skip = fit_skip([rollouts.seen[rows] for rows in episodes], [agrees[rows] for rows in episodes], LONGEST_SKIP)
     return replace(settings, fast=fast, skip=skip), {"boundary": {name: float(each) for name, each in fitted.items()}}
 
@@ -364,8 +364,8 @@ def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
     positions = np.broadcast_to(np.arange(length - 1), (count, length - 1))
     features, seen = rollouts.features[:, :-1].astype(np.float32), np.zeros((count, length - 1, 0), np.bool_)
     among, cache = np.ascontiguousarray(causal(count, length - 1)), head.empty_cache(count)
-    found = head.read(tokens[:, :-1], features, positions, seen, among, cache)
-    drafted, wanted = found.logits.argmax(-1), tokens[:, 1:]
+    reading = head.read(tokens[:, :-1], features, positions, seen, among, cache)
+    drafted, wanted = reading.logits.argmax(-1), tokens[:, 1:]
     near = np.abs(drafted - wanted) <= MIDDLE
     variabilities = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
     episodes = [[variabilities[row] for row in rows] for rows in _rows(rollouts)]
@@ -412,13 +412,13 @@ def _pairs(
     features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
     """Similarity, distance, and whether the later step is safe, of all pairs."""
-    found = []
+    pairs = []
     for seen, fine in zip(features, safe, strict=True):
         along = unit(seen).astype(np.float64)
         for distance in range(1, min(longest, len(along) - 1) + 1):
             cosines = (along[distance:] * along[:-distance]).sum(axis=1)
-            found.append((np.clip(cosines, -1.0, 1.0), np.full(len(cosines), distance), fine[distance:]))
-    if not found:
+            pairs.append((np.clip(cosines, -1.0, 1.0), np.full(len(cosines), distance), fine[distance:]))
+    if not pairs:
         raise DataError("a rule for skipping needs held-out episodes of at least two steps")
-    similarities, distances, right = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    similarities, distances, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return similarities, distances, right

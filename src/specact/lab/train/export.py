@@ -87,7 +87,7 @@ class Graph:
         """Random inputs, a function of the size of the batch."""
         rng = torch.Generator().manual_seed(batch)
         return self._each(
-            lambda of: of.values([AXES[n](batch) if isinstance(n, str) else n for n in of.shape], generator=rng)
+            lambda spec: spec.values([AXES[n](batch) if isinstance(n, str) else n for n in spec.shape], generator=rng)
         )
 
     def to_onnx(self) -> onnx.ModelProto:
@@ -113,9 +113,9 @@ class Graph:
         forget_sources(proto)
         return proto
 
-    def _each(self, made: Callable[[Input], Any]) -> dict[str, Any]:
+    def _each(self, function: Callable[[Input], Any]) -> dict[str, Any]:
         return {
-            name: made(given) if isinstance(given, Input) else {own: made(one) for own, one in given.items()}
+            name: function(given) if isinstance(given, Input) else {key: function(part) for key, part in given.items()}
             for name, given in self.inputs.items()
         }
 
@@ -156,7 +156,7 @@ class WeightsFile:
 
     def share(self, proto: onnx.ModelProto) -> None:
         """Lets a network read in the file what it holds there."""
-        made = []
+        nodes = []
         for tensor in proto.graph.initializer:
             values, used = numpy_helper.to_array(tensor), tensor.name
             known = self._known.get((values.shape, values.tobytes()))
@@ -172,10 +172,10 @@ class WeightsFile:
                 )
             )  # fmt: skip
             full = f"{used}.transposed" if transposed else used
-            made.append(helper.make_node("Cast", [tensor.name], [full], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Cast", [tensor.name], [full], to=TensorProto.FLOAT))
             if transposed:
-                made.append(helper.make_node("Transpose", [full], [used], perm=[1, 0]))
-        _put_first(proto.graph, made)
+                nodes.append(helper.make_node("Transpose", [full], [used], perm=[1, 0]))
+        _put_first(proto.graph, nodes)
 
 
 def stored_weights(part: Path) -> dict[str, Tensor]:
@@ -226,8 +226,8 @@ def export_checked(
         inputs = graph.example(batch)
         with torch.no_grad():
             expected = graph.module(*inputs.values())
-        found = session.run(None, {name: value.numpy() for name, value in _flat(inputs).items()})
-        for want, got in zip((expected,) if isinstance(expected, Tensor) else expected, found, strict=True):
+        outputs = session.run(None, {name: value.numpy() for name, value in _flat(inputs).items()})
+        for want, got in zip((expected,) if isinstance(expected, Tensor) else expected, outputs, strict=True):
             difference = max(difference, float(np.abs(want.numpy() - got).max()))
     if difference > PARITY:
         raise BundleError(f"{path} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
@@ -303,8 +303,8 @@ class BundleFolder:
 
     def take(self, part: str, file: Path) -> None:
         """Copies a part of another bundle, with the weights that it alone has."""
-        for own in file.parent.glob(f"{part}.*"):
-            shutil.copyfile(own, self.path / own.name)
+        for source in file.parent.glob(f"{part}.*"):
+            shutil.copyfile(source, self.path / source.name)
 
     def arrays(self, part: str, values: Mapping[str, NDArray[Any]]) -> None:
         """Writes a part that is a table of arrays."""
@@ -318,8 +318,8 @@ class BundleFolder:
     def finish(self, manifest: Mapping[str, Any], spec: object) -> Path:
         """Writes the manifest, of which only what the files determine is new; a head for other parts is removed."""
         values = {key: value for key, value in manifest.items() if key not in ("head", "shared", "files")}
-        for key, found in (("parity", self.parity), ("parameters", self.parameters)):
-            values[key] = {**values.get(key, {}), **found}
+        for key, numbers in (("parity", self.parity), ("parameters", self.parameters)):
+            values[key] = {**values.get(key, {}), **numbers}
         if self._before.get("fingerprints") != {part: fingerprint_of(file) for part, file in self.files.items()}:
             (self.path / HEAD).unlink(missing_ok=True)
         elif "head" in self._before:

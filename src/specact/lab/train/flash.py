@@ -162,11 +162,11 @@ def _demonstrations(recipe: FlashRecipe, flow: FlowPolicy) -> Recipe:
     """Which demonstrations are read, and how they are split: nothing is fitted to what a target learned."""
     if kind_of_source(recipe.target) == "folder":
         return chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
-    of = Recipe(
+    base = Recipe(
         rate_hz=flow.spec.rate_hz, observations=recipe.observations, data=recipe.data, chunk=flow.spec.chunk,
         seed=recipe.seed,
     )  # fmt: skip
-    return of if recipe.held_out is None else structs.replace(of, held_out=recipe.held_out)
+    return base if recipe.held_out is None else structs.replace(base, held_out=recipe.held_out)
 
 
 def prefix_weights(prefixes: np.ndarray, steps: int) -> Tensor:
@@ -200,10 +200,10 @@ class CheckMeasured:
         rows = {}
         error = self.error.reshape(-1)
         for number, level in enumerate(LEVELS):
-            found = self.deviation[..., number].reshape(-1)
+            deviation = self.deviation[..., number].reshape(-1)
             rows[f"{level:g}"] = {
-                "slope": float(found @ error / (error @ error)),
-                "correlation": float(np.corrcoef(found, error)[0, 1]),
+                "slope": float(deviation @ error / (error @ error)),
+                "correlation": float(np.corrcoef(deviation, error)[0, 1]),
                 "auroc": _told_apart(self.most, number),
                 **{
                     f"accepted_{kind}": float((self.most[:, place, number] <= 0.15).mean())
@@ -231,8 +231,8 @@ def measure_check(
         tokens = networks.tokens([window])
         cache = networks.cache([window], tokens)
         truth = policy.denoised(calm.noise(rng)[None], cache, policy.steps)[0]
-        own = policy.denoised(policy.noise(rng)[None], cache, policy.steps)[0]
-        kept.append((truth, own, policy.padded(block.chunks(tokens)[0])))
+        sample = policy.denoised(policy.noise(rng)[None], cache, policy.steps)[0]
+        kept.append((truth, sample, policy.padded(block.chunks(tokens)[0])))
         progress(len(kept) // 2)
     rows = []
     # The chunk of the window that is half of all away is for another scene.
@@ -240,19 +240,19 @@ def measure_check(
     levels = np.array(LEVELS, np.float32)
     for number, window in enumerate(windows):
         cache, noise = networks.cache([window]), policy.noise(rngs[number])
-        truth, own, drafted = kept[number]
-        candidates = [own, drafted, kept[int(turned[number])][0]]
+        truth, sample, drafted = kept[number]
+        candidates = [sample, drafted, kept[int(turned[number])][0]]
         mixed = [noised(chunk, noise, levels) for chunk in candidates]
         times = np.tile(np.float32(1.0) - levels, len(candidates))
         velocity = networks.velocity(np.concatenate(mixed), times, cache).reshape(len(candidates), *mixed[0].shape)
         # What pads actions is no part of the distance.
         acted, grippers = (slice(settings.execute), slice(policy.spec.actions)), settings.grippers
-        found = np.stack([
+        distances = np.stack([
             deviations(chunk[acted], implied(x, v, levels)[:, *acted], grippers)
             for chunk, x, v in zip(candidates, mixed, velocity, strict=True)
         ])  # fmt: skip
         error = np.stack([deviations(chunk[acted], truth[None, *acted], grippers)[0] for chunk in candidates])
-        rows.append((found.mean(-1), error.mean(-1), found.max(-1)))
+        rows.append((distances.mean(-1), error.mean(-1), distances.max(-1)))
         progress((len(windows) + number + 1) // 2)
     return CheckMeasured(*(np.stack(column).astype(np.float64) for column in zip(*rows, strict=True)))
 
@@ -269,6 +269,6 @@ def fit_check(measured: CheckMeasured) -> tuple[float, float]:
 def _told_apart(most: NDArray[np.float64], number: int) -> float:
     right, wrong = most[:, 0, number], most[:, 2, number]
     labels = np.concatenate([np.zeros(len(right), bool), np.ones(len(wrong), bool)])
-    found = roc_auc(np.concatenate([right, wrong]), labels)
-    assert found is not None, "there are both"
-    return found
+    auroc = roc_auc(np.concatenate([right, wrong]), labels)
+    assert auroc is not None, "there are both"
+    return auroc

@@ -324,8 +324,8 @@ class Decoder(nn.Module):
         hidden = (HIDDEN * (~visible).to(x.dtype))[:, None]
         entries = []
         for number, layer in enumerate(self.layers):
-            x, made = layer(x, hidden, None if cache is None else cache[:, number])
-            entries.append(torch.stack(made, 1))
+            x, pair = layer(x, hidden, None if cache is None else cache[:, number])
+            entries.append(torch.stack(pair, 1))
         return self.norm(x), torch.stack(entries, 1)
 
     def forward(

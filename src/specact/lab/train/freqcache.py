@@ -28,13 +28,13 @@ class RefreshedPrefix(nn.Module):
 
     def forward(self, tokens: Tensor, sources: Tensor, held: Tensor) -> Tensor:
         """From tokens ``[1, n, W]``, sources ``[N]`` and the old cache to the new one."""
-        x, made = tokens, list[Tensor]()
+        x, caches = tokens, list[Tensor]()
         for number, (read, old) in enumerate(zip(self.prefix.keys_values, held.unbind(1), strict=True)):
             if number:
-                x = self.prefix.attended(number - 1, x, *made[-1].unbind(1))
+                x = self.prefix.attended(number - 1, x, *caches[-1].unbind(1))
             new = torch.stack(by_head(read(x), 2, self.prefix.heads), 1)
-            made.append(torch.cat([old, new], -2).index_select(-2, sources))
-        return torch.stack(made, 1)
+            caches.append(torch.cat([old, new], -2).index_select(-2, sources))
+        return torch.stack(caches, 1)
 
 
 def add_refresh(target: FlowBundle) -> Path:
@@ -72,7 +72,7 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
             f"{target.name} reads no cameras in patches, one frame each, and of nothing else a part can be reused; "
             'train a policy with encoder.tokens = "patches" and no history of its cameras'
         )
-    encoder, place, found = Encoder(spec, recipe, unknown(spec.fields), target.manifest.words), 0, dict[str, Patches]()
+    encoder, place, grids = Encoder(spec, recipe, unknown(spec.fields), target.manifest.words), 0, dict[str, Patches]()
     for name, tokens in encoder.tokens_of.items():
         embedding = getattr(encoder, f"embed_{plain(name)}", None)
         if isinstance(embedding, PatchEmbedding):
@@ -82,6 +82,6 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
                     f"{embedding.grid[0]} x {embedding.grid[1]} patches, which are no whole pixels; a part can only be "
                     "reused where they are"
                 )
-            found[name] = Patches(place, *embedding.grid)
+            grids[name] = Patches(place, *embedding.grid)
         place += tokens
-    return found
+    return grids

@@ -224,7 +224,7 @@ def export_head(network: HeadNetwork, pair: Pair[Any], path: Path) -> float:
     inputs = observed(network, network.words)
     drafted = Input(("batch", *network.drafted))
     if isinstance(network, TargetHeadNetwork):  # it reads probabilities
-        drafted = replace(drafted, values=lambda *of, **how: torch.randn(*of, **how).softmax(-1))
+        drafted = replace(drafted, values=lambda *shape, **how: torch.randn(*shape, **how).softmax(-1))
     graph = Graph(network, {"observation": inputs, network.given: drafted}, [network.output])
     return export_checked(graph, path, metadata=trained_for(pair))
 

@@ -118,11 +118,11 @@ def quantise(source: Path, out: Path, bits: Bits) -> Path:
             quantiser.process()
             model = quantiser.model.model
         else:
-            made = Path(folder) / out.name
+            file = Path(folder) / out.name
             quantize_dynamic(
-                model, made, ["MatMul"], True, weight_type=_WEIGHTS, extra_options={"MatMulConstBOnly": True}
+                model, file, ["MatMul"], True, weight_type=_WEIGHTS, extra_options={"MatMulConstBOnly": True}
             )
-            model = onnx.load(made)
+            model = onnx.load(file)
     forget_sources(model)
     store_as_half(model)  # what is left of the weights as they were
     write_whole(out, model.SerializeToString())

@@ -129,11 +129,11 @@ class VQBeT(Observing):
         tokens = self._padded(self._embedded(self.seen[0], values))
         for name in self.seen[1:]:
             tokens = tokens + self._padded(self._embedded(name, values))
-        own = [self.embed_instruction(observation[INSTRUCTION])] if self.shapes.words is not None else []
-        own += [self._embedded(name, values).flatten(1, -2) for name in self.patched]
-        own += [self._embedded(name, values)[:, None] for name in self.own_token]
-        if own:
-            tokens = torch.cat([*own, tokens], 1)
+        prefix = [self.embed_instruction(observation[INSTRUCTION])] if self.shapes.words is not None else []
+        prefix += [self._embedded(name, values).flatten(1, -2) for name in self.patched]
+        prefix += [self._embedded(name, values)[:, None] for name in self.own_token]
+        if prefix:
+            tokens = torch.cat([*prefix, tokens], 1)
         x = self.dropout(tokens + self.positions)
         for block in self.blocks:
             x, _ = block(x, self.mask)
