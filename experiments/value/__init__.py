@@ -149,10 +149,10 @@ class Branchable(Robot):
 
     def copy(self) -> Branchable:
         """As it is now: simulator, windows, player, gate, and the next address; without the scores of other gates."""
-        own = {name: vars(self.gate).pop(name) for name in ("others", "look")}
+        attributes = {name: vars(self.gate).pop(name) for name in ("others", "look")}
         self.gate.others = {}
         copied = copy.deepcopy(self, {id(part): part for part in (self.shared, *self.shared)})
-        vars(self.gate).update(own)
+        vars(self.gate).update(attributes)
         return copied
 
     def branch(self, ask: bool, seed: int) -> Branchable:
@@ -240,11 +240,11 @@ def branched(
             for robot, value in zip(sampled, differences(ends).mean(1), strict=True):
                 robot.gate.order = above(float(value), cut, float(rng.random()))
         control_step(live, family)
-        for robot, of in zip(sampled, ends, strict=True):
+        for robot, end in zip(sampled, ends, strict=True):
             record = robot.policy.record
             assert record is not None
-            found = {"episode": record.address.episode, "asked": record.decision.transmit, "ends": of}
-            rows.append(robot.gate.known | found | {"score": robot.gate.score_by})
+            row = {"episode": record.address.episode, "asked": record.decision.transmit, "ends": end}
+            rows.append(robot.gate.known | row | {"score": robot.gate.score_by})
         live = [robot for robot in live if not robot.world.done]
         run.update("branches", len(robots) - len(live), len(robots))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -258,9 +258,9 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "rows.npz", **rows)
     inferences = sum(robot.policy.counts["steps"] for robot in robots)
-    found = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
+    cell = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
     scores = dict(zip(SCORES, rows["scores"].T, strict=True)) | {tables.HEAD: HEAD.held_out(valued(rows))}
-    return found | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
+    return cell | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
 
 
 def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -271,8 +271,8 @@ def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
     pair = load_pair(GATED)
     family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
     others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
-    found = branched(others, family, rng, run, STATES)
-    cut = threshold_for_rate(differences(found["ends"]).mean(1), rate)
+    calibration = branched(others, family, rng, run, STATES)
+    cut = threshold_for_rate(differences(calibration["ends"]).mean(1), rate)
     robots = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
     rows = branched(robots, family, rng, run, cut=cut)
     return {"won": won(robots), "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
@@ -325,8 +325,8 @@ def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
     def scores(head: heads.Head) -> NDArray[np.float64]:
         return np.stack([head.held_out(rows, seed) for seed in range(SEEDS)]).mean(0)  # type: ignore[no-any-return]
 
-    found = {name: scores(head) for name, head in heads.CANDIDATES.items()}
-    gains = {name: tables.gain(score, rows["value"], share, inferences) for name, score in found.items()}
+    candidates = {name: scores(head) for name, head in heads.CANDIDATES.items()}
+    gains = {name: tables.gain(score, rows["value"], share, inferences) for name, score in candidates.items()}
     chosen = max(gains, key=lambda name: gains[name])
     every = {name: scores(head) for name, head in heads.all_of(chosen).items()}
     every |= dict(zip(SCORES, rows["scores"].T, strict=True))
@@ -347,7 +347,7 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
         return lambda known, rng: float(shares[min(int(known["past"][0]), len(shares) - 1)] - rng.random())
     head = heads.all_of(run.result(f"heads/{rate}")["chosen"])[gate]
     predict = head.fit(collected(rate, run), seed)
-    return lambda known, rng: float(predict(head.inputs({name: of[None] for name, of in known.items()}))[0])
+    return lambda known, rng: float(predict(head.inputs({name: values[None] for name, values in known.items()}))[0])
 
 
 def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run: Run) -> dict[str, Any]:
@@ -368,8 +368,8 @@ def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run:
     cut = None
     for _ in range(3 * (by is not None)):
         cut = threshold_for_rate(play(calibrating(run, 3 * CALIBRATION), cut)[1]["score"], share)
-    found, rows = play(episodes[: run.few(len(episodes) // PARTS) * PARTS], cut)
-    return {"won": found, "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
+    letters, rows = play(episodes[: run.few(len(episodes) // PARTS) * PARTS], cut)
+    return {"won": letters, "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
 
 
 def calibrating(run: Run, count: int) -> Sequence[int]:
