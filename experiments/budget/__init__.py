@@ -34,7 +34,7 @@ from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.load import load_pair
 
-SIZES, NAMES = ("1/4", "1", "4", "16"), ("quarter", "one", "four", "sixteen")
+NAMES = ("quarter", "one", "four", "sixteen")
 FIRST = (1, 0, 2, 3)  # today's first
 RATES = (0.2, 0.4, 0.6)
 # Inferences in each of two rounds, for a head and for a distilled draft; training steps in each of the head's rounds.
@@ -95,7 +95,7 @@ class Draft:
 
     @property
     def about(self) -> str:
-        return "distilled " * self.distilled + f"draft x{SIZES[self.size]}"
+        return "distilled " * self.distilled + f"draft x{tables.SIZES[self.size]}"
 
     @property
     def cell(self) -> str:
@@ -244,11 +244,10 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     pairs = {}
     for size in sizes:
         bundle = load_codes(folder / "train" / "bundles" / f"{task}-{NAMES[size]}")
-        pairs[SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2).pair()
+        pairs[tables.SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2).pair()
     parts = measure_parts(pairs, rounds)
     target_ms = sorted(ms["target"] for ms in parts.values())[len(parts) // 2]
-    measured = {size: ms | {"target": target_ms} for size, ms in parts.items()}
-    return {"parts": measured}
+    return {"parts": {size: ms | {"target": target_ms} for size, ms in parts.items()}}
 
 
 def targets(folder: Path, run: Run) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.adahi.tables import PAIRS, Metrics, Study, contrasts_of, on_of, study_of, where
+from experiments.adahi.tables import PAIRS, Study, contrasts_of, on_of, study_of, where
 from experiments.figures import Point, add_series
 from experiments.grid import Experiment
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, significant, span
@@ -25,7 +25,7 @@ SIGNS = {"better": 1, "worse": -1}
 LABELS = {"head_draft": "head as draft", "target_on_device": "target on device"}
 
 
-def rates_of(study: Study) -> Iterator[tuple[str, Metrics, Metrics]]:
+def rates_of(study: Study) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
     """Condition, the methods of the pair's table, and the summary, of every rate in order."""
     for pair in PAIRS:
         for run in ("rate-0.2", "rate-0.2-unlimited", "rate-0.4", "table"):

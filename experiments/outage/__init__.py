@@ -56,7 +56,7 @@ def report(results: Results) -> Report:
     )  # fmt: skip
     facts = {row["method"]: row for row in rows} | {f"{test['second']}_{test['measure']}": test for test in family}
     pictures = [Picture("../film.gif", partial(Film, {method: races[method][0] for method in FILMED}))]
-    return Report([still, contrast_table(family)], facts | {"outages": len(races["target"])}, pictures)
+    return Report([still, contrast_table(family)], facts, pictures)
 
 
 def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -39,7 +39,6 @@ PAIRS, EPISODES, STATES = ("ball", "swarm"), 40, 10  # per rate, and states bran
 # Of gates in closed loop: rates, episodes, in parts; those that a threshold is from.
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION = "swarm", (0.1,), 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
-VALUE, SCHEDULE, PERIODIC, PRIVILEGED = tables.ORACLE, tables.SCHEDULE, tables.PERIODIC, tables.PRIVILEGED
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
 FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
 SEEDS = 3  # of a head
@@ -56,14 +55,14 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
     for rate in GATED_RATES:
         for part in range(PARTS):
-            yield Cell(f"gate/{rate}/{VALUE}/{part}", partial(greedy, rate, part))
+            yield Cell(f"gate/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part))
         for path, (parts, *_) in PATHS.items():
             for part in range(parts):
                 yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
         yield Cell(f"heads/{rate}", partial(compared, rate))
         for name, episodes, gates, fitted in (
-            ("gate", range(JUDGED), ("random", *SCORES, SCHEDULE, PERIODIC), tables.HEADS),
-            ("fresh", FRESH, ("random", "deviation", PERIODIC, tables.DRAFT), RIVALS),
+            ("gate", range(JUDGED), ("random", *SCORES, tables.SCHEDULE, tables.PERIODIC), tables.HEADS),
+            ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
         ):
             for gate in gates:
                 yield Cell(f"{name}/{rate}/{gate}", partial(gated, rate, gate, 0, episodes))
@@ -286,7 +285,7 @@ def collect(rate: float, path: str, part: int, folder: Path, run: Run) -> dict[s
     robots = robots_of(pair, rate, run.seed, numbers, family)
     for robot in robots:
         robot.gate.look = partial(look, robot, pair.units)
-    cut = run.result(f"gate/{rate}/{VALUE}/0")["cut"] if path == "greedy" else None
+    cut = run.result(f"gate/{rate}/{tables.ORACLE}/0")["cut"] if path == "greedy" else None
     rng = stream(run.seed, Role.DATA, episode=episodes[0])
     rows = branched(robots, family, rng, run, cut=cut, continuations=continuations)
     folder.mkdir(parents=True, exist_ok=True)
@@ -313,7 +312,7 @@ def valued(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 def wanted(rate: float, run: Run) -> float:
     """The rate that the greedy gate had."""
-    parts = [run.result(f"gate/{rate}/{VALUE}/{part}") for part in range(PARTS)]
+    parts = [run.result(f"gate/{rate}/{tables.ORACLE}/{part}") for part in range(PARTS)]
     return float(sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts))
 
 
@@ -340,9 +339,9 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
     if gate in SCORES:
         at = list(SCORES).index(gate)
         return lambda known, rng: float(known["scores"][at])
-    if gate == PERIODIC:
+    if gate == tables.PERIODIC:
         return lambda known, rng: float(known["past"][2])
-    if gate == SCHEDULE:
+    if gate == tables.SCHEDULE:
         shares = heads.schedule(collected(rate, run, ["greedy"]))
         return lambda known, rng: float(shares[min(int(known["past"][0]), len(shares) - 1)] - rng.random())
     head = heads.all_of(run.result(f"heads/{rate}")["chosen"])[gate]
@@ -360,7 +359,7 @@ def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run:
         robots = robots_of(pair, share, run.seed, episodes, family)
         for robot in robots:
             robot.gate.by, robot.gate.cut = by, cut
-            if gate == PRIVILEGED:
+            if gate == tables.PRIVILEGED:
                 robot.gate.look = partial(look, robot, pair.units)
         rows = branched(robots, family, stream(run.seed, Role.DATA), run, continuations=0)
         return won(robots), rows

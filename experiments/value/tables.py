@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import Point, add_series
+from experiments.figures import add_series, points_of
 from experiments.measure import paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads, unknown
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
+from specact.types import Floats
 
-Floats = NDArray[np.float64]
 ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
 SHUFFLED, SCHEDULE, PERIODIC, DRAFT = "shuffled oracle", "schedule", "periodic", "distilled draft"
 DEAD, SAMPLES = 0.05, 1000
@@ -110,11 +110,8 @@ def report(results: Mapping[str, Any]) -> Report:
     def draw() -> Figure:
         figure = Figure(figsize=(4.8, 3.2 * len(pairs)), layout="constrained")
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
-            points = [row for row in rows if row["pair"] == pair]
-            series = {
-                name: [Point(row["rate"], *(row[name][end] for end in ("mean", "low", "high"))) for row in points]
-                for name in scores
-            }  # fmt: skip
+            rates = [row for row in rows if row["pair"] == pair]
+            series = {name: points_of({row["rate"]: row[name] for row in rates}) for name in scores}
             add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
         return figure
 
