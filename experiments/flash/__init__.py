@@ -180,15 +180,13 @@ def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Costs and acceptance along the target's own rollouts, with the check's figures from the block's bundle."""
-    pair, episodes, seed = load_pair(bundle), run.few(episodes), run.seed
+    pair, seed = load_pair(bundle), run.seed
     block = load_flash(Path(pair.path or "") / BLOCK, load_policy(str(pair.path)))
-    numbers = EpisodeRange.FLOW_PATHS.episodes(episodes)
+    numbers = EpisodeRange.FLOW_PATHS.episodes(run.few(episodes))
     windows = [record.proposal.window for record in target_path(pair, pair.env, numbers, seed)]
     return {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(windows), "episodes": episodes,
-        "seed": seed, "levels": list(pair.parts.settings.levels), "within": pair.parts.settings.within,
-        "check": block.manifest.check, "acceptance": acceptance(pair, windows, seed),
-        "costs": measure_costs(pair, windows, seed),
+        "fingerprint": pair.fingerprint, "check": block.manifest.check,
+        "acceptance": acceptance(pair, windows, seed), "costs": measure_costs(pair, windows, seed),
     }  # fmt: skip
 
 

@@ -152,11 +152,9 @@ def plan(run: Run) -> Iterator[Cell]:
 
 def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
     """Reuse and costs on the target's own rollouts."""
-    pair, episodes = load_pair(WHOLE), run.few(10)
-    return {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        "inference": compare_variants(pair, windows_of(pair, episodes, run.seed), run.seed),
-    }  # fmt: skip
+    pair = load_pair(WHOLE)
+    windows = windows_of(pair, run.few(10), run.seed)
+    return {"fingerprint": pair.fingerprint, "inference": compare_variants(pair, windows, run.seed)}
 
 
 def windows_of(pair: Pair[Any], episodes: int, seed: int) -> list[list[Window]]:

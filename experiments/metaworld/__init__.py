@@ -158,11 +158,9 @@ def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
 
 
 def cameras(folder: Path, run: Run) -> dict[str, Any]:
-    """PushT with a camera and PushT with its state: success and coverage on the same episodes."""
-    methods: dict[str, Any] = {}
-    scores, episodes = dict[str, np.ndarray](), 0
+    """PushT with a camera and PushT with its state: contrasts of the coverage on the same episodes."""
+    scores = dict[str, np.ndarray]()
     for name, kinds in CAMERAS.items():
-        summary = evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
-        methods[name], episodes = summary["methods"], summary["episodes"]
+        evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
         scores |= {f"{name} {method}": outcomes(folder / name, method, "score") for method in kinds}
-    return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
+    return {"contrasts": paired(scores, CAMERA_CONTRASTS)}

@@ -164,10 +164,7 @@ def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Decodings on the target's own rollouts."""
     pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
     names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
-    return {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        "decodings": measure_gain(pair, names, episodes, run.seed),
-    }  # fmt: skip
+    return {"fingerprint": pair.fingerprint, "decodings": measure_gain(pair, names, episodes, run.seed)}
 
 
 def times(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, dict[str, float]]:
