@@ -122,8 +122,8 @@ class Report:
             prose: with the names of facts.
             provenance: of its cells.
         """
-        shown = {table.name: table.markdown(f"tables/{name}/{table.name}.csv") for table in self.tables}
-        text = filled(prose, {**self.facts, "tables": shown})
+        tables = {table.name: table.markdown(f"tables/{name}/{table.name}.csv") for table in self.tables}
+        text = filled(prose, {**self.facts, "tables": tables})
         stamps = grouped({**self.elsewhere, **provenance})
         measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, stamps)
         lines = measured.markdown("").partition("\n\n")[0]
@@ -295,7 +295,7 @@ def named(values: Mapping[str, Metrics]) -> list[dict[str, Any]]:
 
 def glossary(methods: Mapping[str, Any], name: str = "methods") -> Table:
     """What each method is."""
-    rows = [{"name": method, "about": of.about} for method, of in methods.items()]
+    rows = [{"name": key, "about": method.about} for key, method in methods.items()]
     return Table(name, "Every method.", "name | what it is", "`{name}` | {about}", rows)
 
 

@@ -15,18 +15,13 @@ from experiments.adahi.tables import PAIRS
 from experiments.adahi.thresholds import thresholds
 from experiments.grid import Cell, Run, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.rollout.methods import METHODS as GENERAL
 
 report = tables.report
 # ADAHI's ablations beside the general methods, in the order of the tables.
-METHODS = {
-    name: GENERAL[name]
-    for name in (
-        "draft", "head_draft", "target", "target_on_device", "hybrid", "random", "plain_random", "random_learned",
-        "head_random", "adahi", "gated_target", "uncertainty", "learned", "learned_action", "oracle", "oracle_action",
-    )
-}  # fmt: skip
-
+METHODS = (
+    "draft", "head_draft", "target", "target_on_device", "hybrid", "random", "plain_random", "random_learned",
+    "head_random", "adahi", "gated_target", "uncertainty", "learned", "learned_action", "oracle", "oracle_action",
+)  # fmt: skip
 AT_RATE = (
     "hybrid", "random", "random_learned", "head_random", "adahi", "uncertainty", "learned", "learned_action", "oracle",
 )  # fmt: skip
@@ -100,14 +95,14 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
     size = SIZES[pair]
 
     def cell(name: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Any:
-        kept = tuple(METHODS[method] for method in methods if method not in size.left_out)
+        kept = tuple(method for method in methods if method not in size.left_out)
         bundle = name.partition("/")[0]
         what = Evaluation(
             bundle, None, kept, episodes, run.seed, rate, calibration_episodes=size.calibration, **settings
         )
         return name, replace(what, shard=max(1, min(20, episodes // 8)))  # small shards keep all workers busy
 
-    yield cell(f"{pair}/table", tuple(METHODS), size.table, **_imitation(pair, run))
+    yield cell(f"{pair}/table", METHODS, size.table, **_imitation(pair, run))
 
     def at(rate: float) -> Any:
         ending, methods = ("", AT_RATE) if rate > size.lowest else ("-unlimited", UNLIMITED)

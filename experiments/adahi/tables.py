@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.adahi.thresholds import EPISODES, RATE, spread
 from experiments.grid import Experiment
-from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, span
+from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, named, one_family, span
 from specact.lab.report.figures import style_of
 
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
@@ -31,7 +31,6 @@ PAPER_SAVED = 0.392  # of hybrid's time on ball
 SHOWN = ("adahi", "hybrid", "target", "random", "draft")
 _NAMES = "ADAHI | hybrid | target | random | draft"
 
-Metrics = Mapping[str, Any]
 Study = Mapping[tuple[str, str], Metrics]
 
 
@@ -72,13 +71,13 @@ def where(tests: Sequence[Metrics], first: str | tuple[str, ...], second: str, s
     ``endings`` follow the pair's name in ``on``; at a rate of 0.6 if none is given.
     """
     firsts = (first,) if isinstance(first, str) else first
-    found: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
     for row in tests:
         pair, comma, ending = row["on"].partition(",")
         of_these = row["first"] in firsts and row["second"] == second and comma + ending in (endings or (", rate 0.6",))
         if of_these and row["p_holm"] < 0.05 and row["difference"] * sign >= 0:
-            found.setdefault(pair, []).append(row["measure"])
-    texts = [f"`{pair}`" + (" (score)" if measures == ["score"] else "") for pair, measures in found.items()]
+            pairs.setdefault(pair, []).append(row["measure"])
+    texts = [f"`{pair}`" + (" (score)" if measures == ["score"] else "") for pair, measures in pairs.items()]
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts) or "no pair"
 
 
@@ -93,26 +92,25 @@ def method_rows(study: Study) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def tables_of(study: Study) -> list[Table]:
-    """What is shown, and every number."""
-    own = {pair: study[pair, "table"] for pair in PAIRS if (pair, "table") in study}
+def tables_of(study: Study, tabled: Mapping[str, Metrics]) -> list[Table]:
+    """What is shown, of the runs at a rate of 0.6 as ``tabled``, and every number."""
     paper, errors, pairs = [], [], []
-    for pair, summary in own.items():
+    for pair, summary in tabled.items():
         methods, measure = summary["methods"], measures_of(summary)[-1]
         if pair in PAPER:
-            of = PAPER[pair]
-            paper.append({"name": f"{pair}, paper", **{key: of[key] for key in SHOWN}, "sent": of["sent"]})
-            errors.append({"name": f"{pair}, paper", **dict(zip(SHOWN, of["mse"], strict=True))})
+            row = PAPER[pair]
+            paper.append({"name": f"{pair}, paper", **{key: row[key] for key in SHOWN}, "sent": row["sent"]})
+            errors.append({"name": f"{pair}, paper", **dict(zip(SHOWN, row["mse"], strict=True))})
         here, sent = f"{pair}, here", methods["adahi"]["sent"]
         paper.append({"name": here, **{key: methods[key]["success"]["rate"] for key in SHOWN}, "sent": sent})
         errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
-        shown = {key: methods.get(key, {}).get(measure) for key in (*SHOWN, "target_on_device", "head_draft")}
+        cells = {key: methods.get(key, {}).get(measure) for key in (*SHOWN, "target_on_device", "head_draft")}
         longest: Metrics = max(
             (run for (bundle, _), run in study.items() if bundle == f"{pair}-distilled"),
             key=lambda run: int(run["episodes"]), default={"methods": {}},
         )  # fmt: skip
         alone = longest["methods"].get("draft", {}).get(measure)
-        pairs.append({"name": pair, "measure": measure, "episodes": summary["episodes"], **shown, "distilled": alone})
+        pairs.append({"name": pair, "measure": measure, "episodes": summary["episodes"], **cells, "distilled": alone})
     sockets = [
         {"pair": bundle, "episodes": summary["episodes"], "asked": summary["methods"]["adahi"]["sent"],
          **{key: row["latency"]["per_action_ms"] for key, row in summary["methods"].items()}}
@@ -142,14 +140,14 @@ def tables_of(study: Study) -> list[Table]:
 
 def threshold_table(rows: Mapping[str, list[dict[str, Any]]]) -> Table:
     """Which rates equations 9 and 10 as written lead to, over readings and fits."""
-    of = {"sampled": "the sampled code's rejection", "expected": "its expectation", "any": "rejection of any code",
+    heads = {"sampled": "the sampled code's rejection", "expected": "its expectation", "any": "rejection of any code",
           "fitted": "fitted rejection: the quantile"}  # fmt: skip
-    cells = " | ".join(f"{{{name}[low]:.2f}} to {{{name}[high]:.2f}}" for name in of)
+    cells = " | ".join(f"{{{name}[low]:.2f}} to {{{name}[high]:.2f}}" for name in heads)
     return Table(
         "thresholds", f"Where a rate of {RATE} is wanted, the share of decisions that ask, over five readings of "
         f"the deviation and two fits, on {min(EPISODES.values())} to {max(EPISODES.values())} other episodes, "
         "without a limit on skips. Columns: what F is the distribution of.",
-        f"pair | {' | '.join(of.values())} | undefined | near",
+        f"pair | {' | '.join(heads.values())} | undefined | near",
         f"{{pair}} | {cells} | {{undefined}} of {{of}} | {{met}}", list(spread(rows)),
     )  # fmt: skip
 
@@ -158,37 +156,37 @@ def report(results: Mapping[str, Any]) -> Report:
     """The report of ADAHI; the gates' has the rest of the study's contrasts."""
     study = study_of(results)
     tests, thresholds = contrasts_of(study, gates=False), threshold_table(results["thresholds"])
-    tables = {table.name: table for table in (*tables_of(study), thresholds)}
     tabled = {pair: study[pair, "table"] for pair in PAIRS if (pair, "table") in study}
-    own = {pair: summary["methods"] for pair, summary in tabled.items()}
+    tables = {table.name: table for table in (*tables_of(study, tabled), thresholds)}
+    runs = {pair: summary["methods"] for pair, summary in tabled.items()}
     fits = {pair: summary["calibration"]["deviation"] for pair, summary in tabled.items()}
     settings = {pair: summary["gates"]["adahi"] for pair, summary in tabled.items()}
-    chosen = {pair: dict(of["options"])["reading"] for pair, of in settings.items()}
-    ms = {pair: {key: row["latency"]["per_action_ms"] for key, row in of.items()} for pair, of in own.items()}
-    mse = {pair: {key: of[key]["mse"]["mean"] for key in ("adahi", "hybrid", "random")} for pair, of in own.items()}
+    chosen = {pair: dict(row["options"])["reading"] for pair, row in settings.items()}
+    ms = {pair: {key: row["latency"]["per_action_ms"] for key, row in run.items()} for pair, run in runs.items()}
+    mse = {pair: {key: run[key]["mse"]["mean"] for key in ("adahi", "hybrid", "random")} for pair, run in runs.items()}
     sockets = {row["pair"]: 1 - row["adahi"] / row["hybrid"] for row in tables["sockets"].rows}
     by = {
         pair: {
             "saved": 1 - ms[pair]["adahi"] / ms[pair]["hybrid"],
             "random_saved": 1 - ms[pair]["random"] / ms[pair]["hybrid"], "sockets": sockets.get(pair),
-            "kept": of["adahi"]["success"]["rate"] / of["hybrid"]["success"]["rate"],
-            "skips": 100 * (of["adahi"]["true_skip_ratio"] - of["random"]["true_skip_ratio"]),
+            "kept": run["adahi"]["success"]["rate"] / run["hybrid"]["success"]["rate"],
+            "skips": 100 * (run["adahi"]["true_skip_ratio"] - run["random"]["true_skip_ratio"]),
             "rank": fits[pair]["spearman"], "errors": mse[pair]["adahi"] / mse[pair]["hybrid"] - 1,
         }
-        for pair, of in own.items()
+        for pair, run in runs.items()
     }  # fmt: skip
-    ranks = {pair: of["rank"] for pair, of in by.items()}
+    ranks = {pair: row["rank"] for pair, row in by.items()}
     # Contrasts of other families, and the readings that were compared there.
     gates, tokens = (Experiment.load(name) for name in ("gates", "tokens"))
     euclidean = gates.published.facts
-    written = [row for found in results["thresholds"].values() for row in found if row["rejection"] != "fitted"]
+    written = [row for rows in results["thresholds"].values() for row in rows if row["rejection"] != "fitted"]
     rates = [row["rate"] for row in written if row["rate"] is not None]
     facts: dict[str, Any] = {
         "euclidean": {pair: euclidean[f"{pair}_euclidean"] for pair in ("kitchen", "swarm", "ball", "pusht")},
         "tokens": tokens.published.facts["gate_adahi_random"],
-        "limits": " and ".join(f"`{pair}` ({of['max_skips']})" for pair, of in settings.items() if of["max_skips"]),
+        "limits": " and ".join(f"`{pair}` ({row['max_skips']})" for pair, row in settings.items() if row["max_skips"]),
         "chosen": " and ".join(f"`{reading}` on {pair}" for pair, reading in chosen.items() if reading != "euclidean"),
-        "hybrid_errors": max(of["errors"] for of in by.values()),
+        "hybrid_errors": max(row["errors"] for row in by.values()),
         "written": span(rates), "missed": max(abs(rate - RATE) for rate in rates),
         **{f"written_{key}": sum(row[key] for row in thresholds.rows) for key in ("met", "of", "undefined")},
         "written_always": sum(row["outcome"] == "always" for row in written),
@@ -202,14 +200,14 @@ def report(results: Mapping[str, Any]) -> Report:
         "behind_weak": where(tests, "adahi", "hybrid", -1, ", under-trained draft, rate 0.6"),
         "above_head": where(tests, "adahi", "head_draft", 1), "hybrid_differs": where(tests, "hybrid", "target", -1),
         "device_differs": where(tests, "target_on_device", "hybrid", 0),
-        "device_time": max(of["target_on_device"] / of["hybrid"] for of in ms.values()),
-        "kept": span(of["kept"] for of in by.values()),
-        "claimed": span(of["adahi"] / of["hybrid"] for of in PAPER.values()),
-        "saved": span(of["saved"] for of in by.values()), "sockets": span(sockets.values()),
-        "claimed_saved": PAPER_SAVED, "skips": span(of["skips"] for of in by.values()),
-        "claimed_skips": span(100 * (adahi - random) for adahi, random in (of["skips"] for of in PAPER.values())),
+        "device_time": max(row["target_on_device"] / row["hybrid"] for row in ms.values()),
+        "kept": span(row["kept"] for row in by.values()),
+        "claimed": span(row["adahi"] / row["hybrid"] for row in PAPER.values()),
+        "saved": span(row["saved"] for row in by.values()), "sockets": span(sockets.values()),
+        "claimed_saved": PAPER_SAVED, "skips": span(row["skips"] for row in by.values()),
+        "claimed_skips": span(100 * (adahi - random) for adahi, random in (row["skips"] for row in PAPER.values())),
         "lowest": min(ranks, key=lambda pair: ranks[pair]), "highest": max(ranks, key=lambda pair: ranks[pair]),
-        "rank": span(ranks.values()), "errors": max(of["random"] / of["adahi"] - 1 for of in mse.values()),
+        "rank": span(ranks.values()), "errors": max(row["random"] / row["adahi"] - 1 for row in mse.values()),
         "logarithmic": sum(fit["logarithmic"]["r2"] > fit["linear"]["r2"] for fit in fits.values()), "pairs": len(fits),
         "rate": study["ball", "table"]["rate"], "lower": study["ball", "rate-0.4"]["rate"], "tests": len(tests),
         "weak": span(study[f"{pair}-undertrained", "table"]["methods"]["draft"]["success"]["rate"] for pair in PAIRS

@@ -51,7 +51,7 @@ def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
     for reading in get_args(Reading):
         gate = gate_settings("adahi", pair, (f"reading={reading}", "max_skips=unlimited"))
         steps = roll(replace(gate, threshold=-np.inf), EpisodeRange.CALIBRATION)
-        scores, of = steps["score"], {"reading": reading}
+        scores, labels = steps["score"], {"reading": reading}
 
         def rate_at(gate: GateSettings) -> float:
             return float(roll(gate, EpisodeRange.HELD_OUT)["transmitted"].mean())
@@ -59,7 +59,7 @@ def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
         for rejection, column in REJECTIONS.items():
             model, wanted = fit_rejection(scores, steps[column]), rejection_threshold(steps[column], RATE)
             for kind, fit in (("linear", model.linear), ("logarithmic", model.logarithmic)):
-                row = {**of, "rejection": rejection, "fit": kind, "slope": fit.slope, "r2": fit.r2, "r_th": wanted}
+                row = {**labels, "rejection": rejection, "fit": kind, "slope": fit.slope, "r2": fit.r2, "r_th": wanted}
                 try:
                     threshold = fit.inverse(wanted)
                 except ConfigError:
@@ -72,20 +72,20 @@ def thresholds(name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
             run.update(f"{name}, {reading}", len(rows), 7 * len(get_args(Reading)))
         threshold, tie = threshold_for_rate(scores, RATE)
         rate = rate_at(replace(gate, threshold=threshold, tie_probability=tie))
-        rows.append({**of, "rejection": "fitted", "fit": "quantile", "threshold": threshold, "outcome": "threshold",
+        rows.append({**labels, "rejection": "fitted", "fit": "quantile", "threshold": threshold, "outcome": "threshold",
                      "rate": rate})  # fmt: skip
     return rows
 
 
 def spread(rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """A row per pair: the least and largest rate over readings and fits; outcomes where F is as written."""
-    for pair, found in rows.items():
-        written = [of for of in found if of["rejection"] != "fitted"]
+    for pair, fits in rows.items():
+        written = [fit for fit in fits if fit["rejection"] != "fitted"]
         row: dict[str, Any] = {
-            "pair": pair, "of": len(written), "undefined": sum(of["rate"] is None for of in written),
-            "met": sum(of["rate"] is not None and abs(of["rate"] - RATE) <= TOLERANCE for of in written),
+            "pair": pair, "of": len(written), "undefined": sum(fit["rate"] is None for fit in written),
+            "met": sum(fit["rate"] is not None and abs(fit["rate"] - RATE) <= TOLERANCE for fit in written),
         }  # fmt: skip
         for rejection in (*REJECTIONS, "fitted"):
-            rates = [of["rate"] for of in found if of["rejection"] == rejection and of["rate"] is not None]
+            rates = [fit["rate"] for fit in fits if fit["rejection"] == rejection and fit["rate"] is not None]
             row[rejection] = {"low": min(rates, default=None), "high": max(rates, default=None)}
         yield row

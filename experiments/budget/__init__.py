@@ -34,7 +34,7 @@ from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.load import load_pair
 
-SIZES, NAMES = ("1/4", "1", "4", "16"), ("quarter", "one", "four", "sixteen")
+NAMES = ("quarter", "one", "four", "sixteen")
 FIRST = (1, 0, 2, 3)  # today's first
 RATES = (0.2, 0.4, 0.6)
 # Inferences in each of two rounds, for a head and for a distilled draft; training steps in each of the head's rounds.
@@ -43,14 +43,14 @@ LESSONS, HEAD_STEPS = 15_000, 4000
 
 @dataclass(frozen=True)
 class Drafts:
-    """A task's drafts with about a quarter, one, four and sixteen times the parameters of the recipe's draft ``of``.
+    """A task's drafts with about a quarter, one, four and sixteen times the parameters of the recipe's draft ``base``.
 
     Widths of their transformers, settings of their image encoders besides the recipe's, and seeds of the training.
     """
 
     widths: tuple[int, ...]
     encoders: tuple[Mapping[str, Any], ...] = ()
-    of: str = "draft"
+    base: str = "draft"
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
@@ -68,7 +68,7 @@ DRAFTS = {
             {"pixels": 48},
             {"pixels": 48, "channels": (64, 128, 128, 128), "keypoints": 64, "width": 512},
         ),
-        of="draft_camera",
+        base="draft_camera",
         seeds=(1, 2),
     ),
 }
@@ -95,7 +95,7 @@ class Draft:
 
     @property
     def about(self) -> str:
-        return "distilled " * self.distilled + f"draft x{SIZES[self.size]}"
+        return "distilled " * self.distilled + f"draft x{tables.SIZES[self.size]}"
 
     @property
     def cell(self) -> str:
@@ -148,8 +148,8 @@ def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluati
     lowest = gate_settings("adahi", bundle.pair()).lowest_rate
     for rate in RATES:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
-        own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
-        yield f"rate-{rate:g}", evaluation(("random_learned", *own, "uncertainty", "learned"), rate)
+        deviation = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
+        yield f"rate-{rate:g}", evaluation(("random_learned", *deviation, "uncertainty", "learned"), rate)
 
 
 def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Iterator[dict[str, Any]]:
@@ -176,10 +176,10 @@ def get_bundle(draft: Draft, run: Run) -> CodeParts:
     if draft.distilled:
         plain = get_bundle(replace(draft, distilled=False), run)
         # The plain draft's steps and batches: half the steps with twice the batch leave a small draft undertrained.
-        of = recipe.policies[settings.of]
+        policy = recipe.policies[settings.base]
         roll = collector(200 if run.quick else LESSONS, run.pool, run.update, folder=folder / "frames")
-        steps = 4 if run.quick else of.steps
-        distil(plain.pair(), DistilRecipe(steps=steps, batch=of.batch, seed=draft.seed), roll, folder, run.update)
+        steps = 4 if run.quick else policy.steps
+        distil(plain.pair(), DistilRecipe(steps=steps, batch=policy.batch, seed=draft.seed), roll, folder, run.update)
         shutil.rmtree(folder / "frames", ignore_errors=True)
         return load_codes(path)
     # The draft of the recipe's size first, for early results; more policies may be added to a training run later.
@@ -194,9 +194,9 @@ def with_drafts(recipe: CodesRecipe, task: str, sizes: Iterable[int], seed: int)
     drafts = DRAFTS[task]
 
     def draft(size: int) -> PolicyRecipe:
-        of = recipe.policies[drafts.of]
-        encoder = structs.replace(of.encoder, **drafts.encoders[size]) if drafts.encoders else of.encoder
-        return structs.replace(of, width=drafts.widths[size], encoder=encoder, snapshot=0.0)
+        policy = recipe.policies[drafts.base]
+        encoder = structs.replace(policy.encoder, **drafts.encoders[size]) if drafts.encoders else policy.encoder
+        return structs.replace(policy, width=drafts.widths[size], encoder=encoder, snapshot=0.0)
 
     policies = {f"draft_{NAMES[size]}": draft(size) for size in sizes}
     return structs.replace(
@@ -211,12 +211,12 @@ def hardly(recipe: CodesRecipe) -> CodesRecipe:
     Some steps: a parameter that is still 1 everywhere is a constant of the exported network.
     """
 
-    def short(one: PolicyRecipe) -> PolicyRecipe:
-        encoder = structs.replace(one.encoder, steps=2, scenes=min(64, one.encoder.scenes))
-        return structs.replace(one, steps=50, warmup=1, encoder=encoder)
+    def short(policy: PolicyRecipe) -> PolicyRecipe:
+        encoder = structs.replace(policy.encoder, steps=2, scenes=min(64, policy.encoder.scenes))
+        return structs.replace(policy, steps=50, warmup=1, encoder=encoder)
 
     return structs.replace(
-        recipe, policies={name: short(one) for name, one in recipe.policies.items()},
+        recipe, policies={name: short(policy) for name, policy in recipe.policies.items()},
         tokenizer=structs.replace(recipe.tokenizer, steps=2), generate_episodes=min(20, recipe.generate_episodes),
     )  # fmt: skip
 
@@ -244,26 +244,25 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     pairs = {}
     for size in sizes:
         bundle = load_codes(folder / "train" / "bundles" / f"{task}-{NAMES[size]}")
-        pairs[SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2).pair()
+        pairs[tables.SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2).pair()
     parts = measure_parts(pairs, rounds)
-    target_ms = sorted(found["target"] for found in parts.values())[len(parts) // 2]
-    measured = {size: found | {"target": target_ms} for size, found in parts.items()}
-    return {"parts": measured}
+    target_ms = sorted(ms["target"] for ms in parts.values())[len(parts) // 2]
+    return {"parts": {size: ms | {"target": target_ms} for size, ms in parts.items()}}
 
 
 def targets(folder: Path, run: Run) -> dict[str, Any]:
     """Milliseconds of draft and target of the package's pairs, and how long the actions of a chunk last."""
-    rounds, found = 2 if run.quick else 100, {}
+    rounds, pairs = 2 if run.quick else 100, {}
     # One after the other: between larger networks the smaller ones find their weights gone from the cache.
     for name, draft in TARGETS.items():
         pair = load_pair(name, draft=draft)
         parts = measure_parts({name: pair}, rounds)[name]
         drafts = isinstance(pair.parts, CodeParts) or draft
         chunk_ms = 1e3 * pair.execute / pair.rate_hz
-        found[name] = {
+        pairs[name] = {
             "target_ms": parts["target"], "draft_ms": parts["draft"] if drafts else None, "chunk_ms": chunk_ms,
         }  # fmt: skip
-    return {"pairs": found}
+    return {"pairs": pairs}
 
 
 def gathered(drafts: Iterable[Mapping[str, Any]], times: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,11 +276,11 @@ def gathered(drafts: Iterable[Mapping[str, Any]], times: Mapping[str, Any]) -> d
         for task, counts in draft["parameters"].items():
             parameters.setdefault(task, {}).update(counts)
     order = [Draft("", 0, size, late).about for late in (False, True) for size in FIRST]
-    ordered = {task: {about: of[about] for about in order if about in of} for task, of in parameters.items()}
+    ordered = {task: {name: counts[name] for name in order if name in counts} for task, counts in parameters.items()}
     return {"rows": [rows[key] for key in sorted(rows)], "parameters": ordered, "times": times}
 
 
 def report(results: Results) -> Report:
     """The study, and what ``specact advise`` knows of other policies."""
-    cells = [cell for task in DRAFTS for of in results[task].values() for cell in of.values()]
+    cells = [cell for task in DRAFTS for drafts in results[task].values() for cell in drafts.values()]
     return tables.report(gathered(cells, results["times"]), results["targets"])

@@ -48,15 +48,15 @@ def study_ways(results: Kept, task: str, *, paired: bool = False) -> list[Way]:
     common = set[str].intersection(*(set(row["seeds"]) for row in rows)) if paired and rows else None
     ways = []
     for row in rows:
-        seeds = {seed: found for seed, found in row["seeds"].items() if common is None or seed in common}
+        seeds = {seed: result for seed, result in row["seeds"].items() if common is None or seed in common}
         if seeds:
-            rate = float(np.mean([found["rate"] for found in seeds.values()]))
+            rate = float(np.mean([result["rate"] for result in seeds.values()]))
             # A distilled draft takes the time of the plain one, whose network has the same shape.
             parts = results["times"][task]["parts"][row["draft"].rpartition("x")[2] or "1"]
             cost = device_cost(row["method"], parts, rate) / parts["target"]
             successes = {
-                int(seed): {str(number): one == "1" for number, one in enumerate(found["successes"])}
-                for seed, found in seeds.items()
+                int(seed): {str(number): letter == "1" for number, letter in enumerate(result["successes"])}
+                for seed, result in seeds.items()
             }
             ways.append(Way(row["draft"], row["method"], row["asked"], rate, cost, successes))
     return ways
@@ -64,7 +64,7 @@ def study_ways(results: Kept, task: str, *, paired: bool = False) -> list[Way]:
 
 def advice_of_package(results: Kept) -> str:
     """By task the recommendation from each share of the target's time on, as JSON."""
-    found: dict[str, list[list[Any]]] = {}
+    by_task: dict[str, list[list[Any]]] = {}
     for task in tasks_of(results):
         ways = study_ways(results, task, paired=True)
         steps: list[list[Any]] = []
@@ -72,8 +72,8 @@ def advice_of_package(results: Kept) -> str:
             choice = choose(ways, share)
             if choice is not None and (not steps or steps[-1][1] != str(choice)):
                 steps.append([round(share, 4), str(choice)])
-        found[task] = steps
-    return json.dumps(found, indent=1) + "\n"
+        by_task[task] = steps
+    return json.dumps(by_task, indent=1) + "\n"
 
 
 def advice(task: str, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
@@ -83,8 +83,8 @@ def advice(task: str, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
         choice = choose(ways, budget)
         if choice is not None and choice.way is not previous:
             previous = choice.way
-            of = {"task": task, "budget": budget, "what": str(choice.way)}
-            yield of | {"success": vars(choice.way.success), "best": str(choice.best)}
+            row = {"task": task, "budget": budget, "what": str(choice.way)}
+            yield row | {"success": vars(choice.way.success), "best": str(choice.best)}
 
 
 def gate_tests(by_task: Mapping[str, Sequence[Way]]) -> list[dict[str, Any]]:
@@ -128,14 +128,14 @@ def way_rows(by_task: Mapping[str, Sequence[Way]]) -> Iterator[dict[str, Any]]:
 def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
     """The study, and which targets fit."""
     tasks = tasks_of(kept)
-    paired, every = ({task: study_ways(kept, task, paired=of) for task in tasks} for of in (True, False))
+    paired, every = ({task: study_ways(kept, task, paired=common) for task in tasks} for common in (True, False))
     tests = gate_tests(every)
-    found = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
+    by_size = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
     sizes = [
         {"size": size, "tests": len(rows), **{
             word: len(significant(rows, sign)) for word, sign in {"better": 1, "worse": -1}.items()
         }}
-        for size, rows in found.items()
+        for size, rows in by_size.items()
     ]  # fmt: skip
     fits = sorted(
         ({**row, "below": row["target_ms"] / row["chunk_ms"]} for row in named(targets["pairs"])),
@@ -153,8 +153,8 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
     }  # fmt: skip
     rows = {(row["task"], row["draft"], row["method"], row["asked"]): row for row in way_rows(every)}
     shares = {
-        (task, draft): of["draft"] / of["target"]
-        for task, drafts in kept["parameters"].items() for draft, of in drafts.items()
+        (task, draft): counts["draft"] / counts["target"]
+        for task, drafts in kept["parameters"].items() for draft, counts in drafts.items()
     }  # fmt: skip
     named_ways = {
         "ball_x4": ("ball", "draft x4", "draft", 0.0), "ball_target": ("ball", "-", "target_on_device", 0.0),

@@ -172,9 +172,9 @@ def row_of(record: StepRecord, bundle: Pair[Any], audits: AuditEstimator) -> tup
     known = None if record.outcome is None else record.outcome.evidence.target
     target = known or bundle.parts.target.infer(proposal.window)
     kept = np.prod(1.0 - rejection_probability(target.probs, proposal.evidence.draft.probs, proposal.evidence.codes))
-    alarm, found = audits.take(record), audits.estimate()
+    alarm, interval = audits.take(record), audits.estimate()
     skips = not decision.transmit or decision.reason == "audit"
-    estimate = (np.nan if found.mean is None else found.mean, found.low, found.high)
+    estimate = (np.nan if interval.mean is None else interval.mean, interval.low, interval.high)
     return decision.transmit, skips, kept, record.times.total, estimate, alarm
 
 
@@ -225,15 +225,15 @@ def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:
         alarm, values = DriftAlarm(level), audited(calm, rng)
         false += any(alarm.take(value) for value in values)
         audits += len(values)
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "level": level, "true_skip": float(calm.mean()), "false_alarms": false, "audits": audits / samples,
         "promised_at_most": audits / samples / alarm.run_length,
     }  # fmt: skip
     for drift in ("noise", "draft"):
         before, after = held[drift, 0]
         delays = [delay(before, after, level, rng) for _ in range(samples)]
-        found[f"{drift}_delay"] = [float(value) for value in np.quantile(delays, (0.5, 0.9))]
-    return found
+        summary[f"{drift}_delay"] = [float(value) for value in np.quantile(delays, (0.5, 0.9))]
+    return summary
 
 
 def audited(values: np.ndarray, rng: np.random.Generator) -> list[float]:
@@ -255,7 +255,7 @@ def delay(before: np.ndarray, after: np.ndarray, level: float, rng: np.random.Ge
 
 def decision_us(folder: Path, run: Run) -> dict[str, float]:
     """Time of a decision with the controller's update, without the inner gate's score [microseconds]."""
-    rng, address, found = np.random.default_rng(0), StepAddress(0, 0, 0, 0), {}
+    rng, address, spent = np.random.default_rng(0), StepAddress(0, 0, 0, 0), {}
     times = StageTimes(0.0, 0.0, OffloadTimes(), 0.0)
     for name, gate in {"gate": Random(0.5), "controller": Controller(Random(0.5), RateBudget(0.6))}.items():
 
@@ -264,13 +264,13 @@ def decision_us(folder: Path, run: Run) -> dict[str, float]:
                 decision = gate.decide(None, rng)  # type: ignore[arg-type]
                 gate.on_inference(StepRecord(address, None, decision, None, None, None, times))  # type: ignore[arg-type]
 
-        found[name] = 1e6 * seconds_of(decide, 5) / 4000
-    return found
+        spent[name] = 1e6 * seconds_of(decide, 5) / 4000
+    return spent
 
 
 def report(results: Results) -> Report:
     """Every robot, what a change did to a fixed and to a held gate, the alarms, and the cost of a decision."""
-    alarms, took, changes, lives = results["alarms"], results["decision"], list[dict[str, Any]](), list[Any]()
+    alarms, decision, changes, lives = results["alarms"], results["decision"], list[dict[str, Any]](), list[Any]()
     for env in NOISE:
         for of_drift in results[env].values():
             robots = list(of_drift.values())
@@ -286,7 +286,7 @@ def report(results: Results) -> Report:
     aimed = {"set point": NEW_RATE}
     drifts = [row for row in changes if row["change"] in ("noise", "draft")]
     facts = {
-        **{f"{row['pair']}_{row['change']}": row for row in changes}, **alarms, "took": took,
+        **{f"{row['pair']}_{row['change']}": row for row in changes}, **alarms, "took": decision,
         "error": max(
             abs(life["rates"][1] - aimed.get(life["drift"], RATE)) for life in held if life["drift"] != "link"
         ),

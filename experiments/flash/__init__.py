@@ -104,13 +104,13 @@ class StaleVerifier(FlashVerifier):
 
     def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
         fresh, request = answer.value, proposal.evidence
-        found = fresh.round(request) if request.full else replace(fresh, cache=self.cache).round(request)
-        if found.full:
+        result = fresh.round(request) if request.full else replace(fresh, cache=self.cache).round(request)
+        if result.full:
             fresh = replace(fresh, cache=fresh.target.policy.networks.cache([fresh.window]))
             self.cache = fresh.cache
             if not request.full:
-                found = replace(fresh.round(replace(request, full=True)), checked=True, deviation=found.deviation)
-        return found.outcome(self.parts, answer.times)
+                result = replace(fresh.round(replace(request, full=True)), checked=True, deviation=result.deviation)
+        return result.outcome(self.parts, answer.times)
 
 
 def varied(name: str, about: str, **changes: Any) -> Rounds:
@@ -180,15 +180,13 @@ def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Costs and acceptance along the target's own rollouts, with the check's figures from the block's bundle."""
-    pair, episodes, seed = load_pair(bundle), run.few(episodes), run.seed
+    pair, seed = load_pair(bundle), run.seed
     block = load_flash(Path(pair.path or "") / BLOCK, load_policy(str(pair.path)))
-    numbers = EpisodeRange.FLOW_PATHS.episodes(episodes)
+    numbers = EpisodeRange.FLOW_PATHS.episodes(run.few(episodes))
     windows = [record.proposal.window for record in target_path(pair, pair.env, numbers, seed)]
     return {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(windows), "episodes": episodes,
-        "seed": seed, "levels": list(pair.parts.settings.levels), "within": pair.parts.settings.within,
-        "check": block.manifest.check, "acceptance": acceptance(pair, windows, seed),
-        "costs": measure_costs(pair, windows, seed),
+        "fingerprint": pair.fingerprint, "check": block.manifest.check,
+        "acceptance": acceptance(pair, windows, seed), "costs": measure_costs(pair, windows, seed),
     }  # fmt: skip
 
 
@@ -266,9 +264,9 @@ def report(results: Results) -> Report:
     rounds = {name: run["rounds"] for name, run in runs.items()}
     methods = [row for name, run in runs.items() for row in _costed(name, run["summary"], rounds[name])]
     shuffled = [row for name, run in results["shuffled"].items() for row in _costed(name, run, rounds[name])]
-    found = {(row["policy"], row["name"]): row for row in shuffled + methods}
+    cells = {(row["policy"], row["name"]): row for row in shuffled + methods}
     main = [
-        {"name": name} | {policy.removesuffix("-flow"): found[policy, name] for policy in POLICIES} for name in MAIN
+        {"name": name} | {policy.removesuffix("-flow"): cells[policy, name] for policy in POLICIES} for name in MAIN
     ]
     contrasts = one_family([
         *(row for name, run in runs.items() for row in under(name, run["summary"]["contrasts"])),
@@ -290,14 +288,14 @@ def report(results: Results) -> Report:
         Table("shuffled", "The run with verdicts of other rounds, 200 paired episodes.", rows=shuffled),
         Table(
             "costs", "Time of each kind of round on the same observations, in random order.",
-            rows=[{"policy": name, "label": label, **of["costs"][kind]}
-             for name, of in rounds.items() for kind, label in KINDS.items()],
+            rows=[{"policy": name, "label": label, **cell["costs"][kind]}
+             for name, cell in rounds.items() for kind, label in KINDS.items()],
         ),
         Table(
             "check", "What the check tells on held-out observations, by level of noise: slope and correlation of its "
             "distance with the true one; whether it separates the target's own chunks from those for another scene; "
             "shares within .15.",
-            rows=[{"policy": name, **row} for name, of in rounds.items() for row in named(of["check"]["levels"])],
+            rows=[{"policy": name, **row} for name, cell in rounds.items() for row in named(cell["check"]["levels"])],
         ),
         contrast_table(contrasts, family="success on both policies, and of three training seeds on PushT"),
     ]  # fmt: skip
@@ -305,28 +303,28 @@ def report(results: Results) -> Report:
         f"pusht-flow, training seed {seed}": f"seed{seed}" for seed in results["seeds"]
     }
     facts = {f"{shorts[row['on']]}_{row['first']}_{row['second']}": row for row in contrasts}
-    facts |= {name.removesuffix("-flow"): of for name, of in rounds.items()}
+    facts |= {name.removesuffix("-flow"): cell for name, cell in rounds.items()}
     return Report(
-        tables, facts | {"main": {row["name"]: row for row in main}}, [Picture("flash.svg", partial(draw, found))]
+        tables, facts | {"main": {row["name"]: row for row in main}}, [Picture("flash.svg", partial(draw, cells))]
     )
 
 
 def _costed(policy: str, summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Methods with their cost per executed action, and its share of that of full rounds."""
     compositions: Any = {name: method.composition for name, method in METHODS.items()}
-    ms = {name: cost_of(compositions[name], of, rounds["costs"]) for name, of in summary["methods"].items()}
+    ms = {name: cost_of(compositions[name], metrics, rounds["costs"]) for name, metrics in summary["methods"].items()}
     for row in methods_of(summary):
         yield {"policy": policy, **row, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]}
 
 
-def draw(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
+def draw(cells: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
     """Success over cost, a panel for each policy."""
     figure = Figure(figsize=(4.8, 6.2), layout="constrained")
     for policy, axes in zip(POLICIES, figure.subplots(2, 1), strict=True):
-        rows = {name: [found[policy, name]] for name in DRAWN} | {
-            "full": [found[policy, f"full{steps}"] for steps in ("", "_5", "_3", "_2", "_1")]
+        rows = {name: [cells[policy, name]] for name in DRAWN} | {
+            "full": [cells[policy, f"full{steps}"] for steps in ("", "_5", "_3", "_2", "_1")]
         }
-        series = {name: points_of({row["share"]: row["success"] for row in of}) for name, of in rows.items()}
+        series = {name: points_of({row["share"]: row["success"] for row in curve}) for name, curve in rows.items()}
         names = {"full": "10 to 1 steps"} | DRAWN
         add_series(
             axes, series, "cost of an executed action (10 steps: 1)", "success", policy.removesuffix("-flow"), names

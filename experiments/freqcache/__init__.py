@@ -152,11 +152,9 @@ def plan(run: Run) -> Iterator[Cell]:
 
 def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
     """Reuse and costs on the target's own rollouts."""
-    pair, episodes = load_pair(WHOLE), run.few(10)
-    return {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        "inference": compare_variants(pair, windows_of(pair, episodes, run.seed), run.seed),
-    }  # fmt: skip
+    pair = load_pair(WHOLE)
+    windows = windows_of(pair, run.few(10), run.seed)
+    return {"fingerprint": pair.fingerprint, "inference": compare_variants(pair, windows, run.seed)}
 
 
 def windows_of(pair: Pair[Any], episodes: int, seed: int) -> list[list[Window]]:
@@ -187,7 +185,7 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
     }
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     for sigma in range(1, 7):
-        found: dict[str, list[tuple[bool, bool, bool, bool, float]]] = {name: [] for name in kinds}
+        trials: dict[str, list[tuple[bool, bool, bool, bool, float]]] = {name: [] for name in kinds}
         for scene in range(scenes):
             rng = np.random.default_rng((seed, sigma, scene))
             world, other = smooth_scene(rng, sigma), smooth_scene(rng, sigma)
@@ -201,8 +199,8 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
                     sure, wrong = pan.confidence >= Reuse().confidence, error > 2
                     confused = unrelated.confidence >= Reuse().confidence
                     largest = pan.confidence if wrong else 1.0
-                    found[name].append((error == 0, sure, sure and wrong, confused, largest))
-        for name, values in found.items():
+                    trials[name].append((error == 0, sure, sure and wrong, confused, largest))
+        for name, values in trials.items():
             columns = np.array(values, float)
             shares = zip(("exact", "confident", "wrong", "unrelated"), columns.mean(0).tolist(), strict=False)
             rows[name].append({"sigma": sigma, **dict(shares), "largest": float(columns[:, -1].max())})
@@ -213,8 +211,8 @@ def smooth_scene(rng: np.random.Generator, sigma: float, size: int = 128) -> Pla
     """White noise smoothed by a Gaussian [pixels], with mean 0 and variance 1, ``[size, size]``."""
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.fftfreq(size))
     noise = np.fft.fft2(rng.standard_normal((size, size)))
-    made = np.fft.ifft2(noise * np.exp(-2.0 * np.square(np.pi * sigma * frequency))).real
-    return np.asarray((made - made.mean()) / made.std())
+    scene = np.fft.ifft2(noise * np.exp(-2.0 * np.square(np.pi * sigma * frequency))).real
+    return np.asarray((scene - scene.mean()) / scene.std())
 
 
 def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> dict[str, Any]:
@@ -300,9 +298,9 @@ def smaller(folder: Path, run: Run) -> dict[str, Any]:
     for name, methods in ((WHOLE, ("full", "freqcache_bare")), (SMALLER, ("full",))):
         values = tuple(METHODS[method] for method in methods)
         evaluation = Evaluation(bundles[name], None, values, 200, seed=run.seed, shard=10)
-        found = evaluated(evaluation, folder / name, run)
+        summary = evaluated(evaluation, folder / name, run)
         for method in methods:
-            success[f"{name} {method}"] = found["methods"][method]["success"]
+            success[f"{name} {method}"] = summary["methods"][method]["success"]
             won[f"{name} {method}"] = outcomes(folder / name, method)
     pairs = [(f"{SMALLER} full", f"{WHOLE} {method}") for method in ("full", "freqcache_bare")]
     loaded = {name: load_pair(bundle) for name, bundle in bundles.items()}

@@ -140,5 +140,4 @@ def chunks(folder: Path, run: Run) -> Any:
         shutil.rmtree(path / "gate")
     methods = ("draft", "hybrid", "random_learned", "learned")
     what = Evaluation(str(path), None, methods, 100, run.seed, RATE, calibration_episodes=10)
-    summary = evaluated(what, folder / "eval", run, None)
-    return {name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")}
+    return evaluated(what, folder / "eval", run)

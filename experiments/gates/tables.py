@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.adahi.tables import PAIRS, Metrics, Study, contrasts_of, on_of, study_of, where
+from experiments.adahi.tables import PAIRS, Study, contrasts_of, on_of, study_of, where
 from experiments.figures import Point, add_series
 from experiments.grid import Experiment
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family, significant, span
@@ -25,7 +25,7 @@ SIGNS = {"better": 1, "worse": -1}
 LABELS = {"head_draft": "head as draft", "target_on_device": "target on device"}
 
 
-def rates_of(study: Study) -> Iterator[tuple[str, Metrics, Metrics]]:
+def rates_of(study: Study) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
     """Condition, the methods of the pair's table, and the summary, of every rate in order."""
     for pair in PAIRS:
         for run in ("rate-0.2", "rate-0.2-unlimited", "rate-0.4", "table"):
@@ -49,12 +49,12 @@ def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
         for (bundle, run), summary in study.items() if bundle.endswith("-distilled")
     ]  # fmt: skip
     heads = [
-        {"pair": pair, "measure": on, **{key: of[key]["success"] for key in ("draft", "head_draft", "hybrid")},
-         "learned": of["learned"]["success"],
-         **{f"{key}_parameters": of["learned"]["cost"][f"{key}_parameters"] for key in ("draft", "head")},
-         "draft_ms": of["draft"]["cost"]["draft_ms"],
-         **{f"{key}_ms": of[key]["cost"]["gate_ms"] for key in ("adahi", *GATES) if key in of}}
-        for on, of, summary in rates_of(study) if summary["rate"] == 0.6 for pair in [on.partition(",")[0]]
+        {"pair": pair, "measure": on, **{key: methods[key]["success"] for key in ("draft", "head_draft", "hybrid")},
+         "learned": methods["learned"]["success"],
+         **{f"{key}_parameters": methods["learned"]["cost"][f"{key}_parameters"] for key in ("draft", "head")},
+         "draft_ms": methods["draft"]["cost"]["draft_ms"],
+         **{f"{key}_ms": methods[key]["cost"]["gate_ms"] for key in ("adahi", *GATES) if key in methods}}
+        for on, methods, summary in rates_of(study) if summary["rate"] == 0.6 for pair in [on.partition(",")[0]]
     ]  # fmt: skip
     score = " | ".join(f"{{{name}:ci2}}" for name in SHOWN)
     return [
@@ -145,22 +145,22 @@ def report(results: Mapping[str, Any]) -> Report:
     }  # fmt: skip
     verdicts = [
         {"gate": gate, **{f"at_{rate}": "; ".join(
-            f"{word}: {found}" for word, sign in SIGNS.items()
-            for found in [where(tests, gate, "random_learned", sign, f", rate {rate}")] if found != "no pair") or "-"
+            f"{word}: {places}" for word, sign in SIGNS.items()
+            for places in [where(tests, gate, "random_learned", sign, f", rate {rate}")] if places != "no pair") or "-"
             for rate in RATES}}
         for gate in ("uncertainty", "learned", "learned_action", "head_random", "oracle")
     ]  # fmt: skip
-    shown = Table(
+    verdict_table = Table(
         "verdicts", "Where a gate is shown to be better or worse than random with its rate, forced steps and limit, "
         f"in success unless said otherwise; after Holm's correction over the {len(tests)} contrasts of the study.",
         "gate | at 0.2 (`ball`) | at 0.4 (five pairs) | at 0.6 (six pairs)",
         "`{gate}` | {0[at_0.2]} | {0[at_0.4]} | {0[at_0.6]}", verdicts,
     )  # fmt: skip
     about = "all methods with trained gates, heads or oracles in the study, success and score"
-    contrasts = [contrast_table(rows, name, of) for name, (of, rows) in families.items()]
+    contrasts = [contrast_table(rows, name, family) for name, (family, rows) in families.items()]
     picture = Picture("frontier.svg", lambda: frontier(study))
     runs = adahi.elsewhere("[!t]*")  # of a pair; not of thresholds
-    every = [*tables.values(), shown, contrast_table(tests, family=about), *contrasts]
+    every = [*tables.values(), verdict_table, contrast_table(tests, family=about), *contrasts]
     return Report(every, facts, [picture], runs)
 
 
@@ -170,7 +170,7 @@ def frontier(study: Study) -> Figure:
     panels = figure.subplots(3, 2)
     for axes, pair in zip(panels.flat, PAIRS, strict=True):
         series: dict[str, list[Point]] = {}
-        for _, _, summary in (found for found in rates_of(study) if found[0].startswith(pair)):
+        for _, _, summary in (rate for rate in rates_of(study) if rate[0].startswith(pair)):
             for method in (*CURVES, *ENDS):
                 row = summary["methods"].get(method)
                 if row is None or (method in ENDS and summary["rate"] != 0.6):

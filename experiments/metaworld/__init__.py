@@ -86,8 +86,8 @@ def source(name: str, run: Run, *, calibrated: bool = False) -> str:
             few = ("--episodes", 2, "--rounds", 1) if run.quick else ()
             specact("calibrate", pair, "--rate", RATE, *few)
         return str(pair)
-    own = (run.data or Path()) / name
-    return str(own) if (own / "manifest.json").exists() else name
+    bundle = (run.data or Path()) / name
+    return str(bundle) if (bundle / "manifest.json").exists() else name
 
 
 def alone(name: str, execute: int, run: Run) -> str:
@@ -115,9 +115,9 @@ def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:
 
 def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Every gate of a pair with a learned gate's head at one rate; Holm's correction over its contrasts."""
-    found = evaluation(source(name, run), GATED, EACH, folder / "run", run)
+    summary = evaluation(source(name, run), GATED, EACH, folder / "run", run)
     won = {method: outcomes(folder / "run", method) for method in GATED}
-    return {"episodes": found["episodes"], "methods": found["methods"], "contrasts": paired(won, GATE_CONTRASTS)}
+    return {"episodes": summary["episodes"], "methods": summary["methods"], "contrasts": paired(won, GATE_CONTRASTS)}
 
 
 def seeds(folder: Path, run: Run) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
         for first, second in (("adahi", "random"), ("hybrid", "adahi"), ("hybrid", "draft"))
     }
     rows = {
-        name: {"each": [float(one.mean()) for one in values], "all": asdict(seeds_interval(values))}
+        name: {"each": [float(won.mean()) for won in values], "all": asdict(seeds_interval(values))}
         for name, values in (success | contrasts).items()
     }
     return {"pairs": list(SEEDS), "episodes": len(success["draft"][0]), "rows": rows}
@@ -141,8 +141,8 @@ def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
 
     def tried(number: int, kind: str, each: int, seed: int) -> dict[str, Any]:
         out = folder / f"{kind}-{number}"
-        found = evaluation(alone(name, number, run), (TARGET,), each, out, run, seed=seed)
-        return dict(found["methods"][TARGET])
+        summary = evaluation(alone(name, number, run), (TARGET,), each, out, run, seed=seed)
+        return dict(summary["methods"][TARGET])
 
     chosen = {number: tried(number, "chosen", EACH // 2, CHOSEN_SEED)["success"] for number in EXECUTED}
     best = max(EXECUTED, key=lambda number: chosen[number]["rate"])
@@ -158,11 +158,9 @@ def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
 
 
 def cameras(folder: Path, run: Run) -> dict[str, Any]:
-    """PushT with a camera and PushT with its state: success and coverage on the same episodes."""
-    methods: dict[str, Any] = {}
-    scores, episodes = dict[str, np.ndarray](), 0
+    """PushT with a camera and PushT with its state: contrasts of the coverage on the same episodes."""
+    scores = dict[str, np.ndarray]()
     for name, kinds in CAMERAS.items():
-        found = evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
-        methods[name], episodes = found["methods"], found["episodes"]
+        evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
         scores |= {f"{name} {method}": outcomes(folder / name, method, "score") for method in kinds}
-    return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
+    return {"contrasts": paired(scores, CAMERA_CONTRASTS)}

@@ -125,7 +125,7 @@ def drive(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
 
 def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of :data:`COMPARED` at the same share on the same episodes, over every link against one that needs none."""
-    won = {(of["method"], of["link"], of["share"]): np.array([won == "1" for won in of["won"]]) for of in cells}
+    won = {(row["method"], row["link"], row["share"]): np.array([won == "1" for won in row["won"]]) for row in cells}
     pairs = [
         ((first, link, share), (second, over, share))
         for first, link, share in won

@@ -31,19 +31,19 @@ _SHARE = 0.1  # of a core, in the page's table
 
 def report(results: Mapping[str, Any]) -> Report:
     """The suite's policies, gates before them, and how they do in real time."""
-    cells = {name: [_cell(name, cell) for of in results["device"][name].values() for cell in of]
+    cells = {name: [_cell(name, cell) for shares in results["device"][name].values() for cell in shares]
              for name in device.TARGETS}  # fmt: skip
     every = {
-        (cell["target"], cell["method"], cell["link"], cell["share"]): cell for of in cells.values() for cell in of
+        (cell["target"], cell["method"], cell["link"], cell["share"]): cell for rows in cells.values() for cell in rows
     }
     pairs = [
         {"pair": name, **{method: run["seen"]["methods"][method] for method in METHODS}}
         for name, run in results["policies"].items()
     ]
     asked = one_family(_asked(results))
-    timed = one_family(row for name, of in cells.items() for row in _timed(name, of, results["device"]["contrasts"]))
+    timed = one_family(row for name in cells for row in _timed(name, cells[name], results["device"]["contrasts"]))
     covered = one_family(under("pusht", results["cameras"]["contrasts"], "coverage"))
-    shown: list[dict[str, Any]] = [
+    methods: list[dict[str, Any]] = [
         {"method": method, "where": link and "recorded Wi-Fi"}
         | {f"{kind}_{share:g}".replace(".", ""): every.get((target, method, link, share))
            for kind, target in (("tokens", "metaworld-tokens"), ("flow", "metaworld-flow")) for share in (1.0, _SHARE)}
@@ -63,12 +63,12 @@ def report(results: Mapping[str, Any]) -> Report:
             "method | link | token target | held | flow target | held",
             "{method} | {where} | {tokens_success:ci2} | {tokens_held:.0%} | {flow_success:ci2} | {flow_held:.0%}",
             [row | {f"{kind}_{key}": None if row[f"{kind}_01"] is None else row[f"{kind}_01"][key]
-                    for kind in ("tokens", "flow") for key in ("success", "held")} for row in shown],
+                    for kind in ("tokens", "flow") for key in ("success", "held")} for row in methods],
         ),
         Table(
             "real-time", "Every method in real time, 20 episodes: success, share of the periods in which the robot "
             "held, share of the requests without an answer in time.",
-            rows=[cell for of in cells.values() for cell in of],
+            rows=[cell for rows in cells.values() for cell in rows],
         ),
         Table(
             "policies", "Every pair and method: 200 episodes, and 50 with blank cameras.",
@@ -92,7 +92,7 @@ def report(results: Mapping[str, Any]) -> Report:
         contrast_table(covered, "cameras-contrasts", "cameras on PushT"),
     ]  # fmt: skip
     facts: dict[str, Any] = {
-        "shown": {row["method"]: row for row in shown}, "significant": len(significant(timed)), "tests": len(timed),
+        "shown": {row["method"]: row for row in methods}, "significant": len(significant(timed)), "tests": len(timed),
         "seeds": {name: row["all"] for name, row in seeds["rows"].items()},
         "blank": {name: run["blank"]["methods"] for name, run in results["policies"].items()},
         "cameras": {f"{row['first']} {row['second']}": row for row in covered},
@@ -152,8 +152,8 @@ def draw(every: Mapping[tuple[str, str, str, float], Mapping[str, Any]]) -> Figu
     figure = Figure(figsize=(4.8, 6.2), layout="constrained")
     for target, axes in zip(device.TARGETS, figure.subplots(2, 1), strict=True):
         series = {
-            style: points_of({share: cell["success"] for (of, name, link, share), cell in every.items()
-                              if (of, name, link) == (target, method, SHOWN[method])})
+            style: points_of({share: cell["success"] for (policy, name, link, share), cell in every.items()
+                              if (policy, name, link) == (target, method, SHOWN[method])})
             for method, style in DRAWN.items()
         }  # fmt: skip
         names = {

@@ -30,18 +30,18 @@ def plan(run: Run) -> Iterator[Cell]:
 def measure(heat: int, folder: Path, run: Run) -> dict[str, list[dict[str, Any]]]:
     """Races some episodes; the path of the very first one is kept, for the film."""
     episodes = range(heat * EPISODES, heat * EPISODES + run.few(EPISODES))
-    found = race(list(METHODS), episodes, run.seed)
-    for rows in found.values():
+    races = race(list(METHODS), episodes, run.seed)
+    for rows in races.values():
         for row in rows[heat == 0 :]:
             del row["path"], row["whom"]
-    return found
+    return races
 
 
 def report(results: Results) -> Report:
     """Still periods, longest stall and success of every method, and the film of the first episode."""
     races = {method: [row for heat in results["races"].values() for row in heat[method]] for method in METHODS}
     measures = {method: measures_of(rows) for method, rows in races.items()}
-    rows = [{"method": method, "about": METHODS[method], **summary_of(of)} for method, of in measures.items()]
+    rows = [{"method": method, "about": METHODS[method], **summary_of(values)} for method, values in measures.items()]
     tests = []
     for second, measure in product(METHODS, ("down", "success", "success_s")):
         if second != "adahi":
@@ -56,7 +56,7 @@ def report(results: Results) -> Report:
     )  # fmt: skip
     facts = {row["method"]: row for row in rows} | {f"{test['second']}_{test['measure']}": test for test in family}
     pictures = [Picture("../film.gif", partial(Film, {method: races[method][0] for method in FILMED}))]
-    return Report([still, contrast_table(family)], facts | {"outages": len(races["target"])}, pictures)
+    return Report([still, contrast_table(family)], facts, pictures)
 
 
 def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -72,9 +72,8 @@ def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     }
 
 
-def summary_of(of: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def summary_of(measures: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Means with their intervals over episodes; of the stalls the longest of all."""
-    means = {name: vars(bootstrap_interval(of[name])) for name in ("down", "rest", "success_s")}
-    return means | {
-        "stall_s": float(of["stall_s"].max()), "success": vars(wilson(int(of["success"].sum()), len(of["success"]))),
-    }  # fmt: skip
+    means = {name: vars(bootstrap_interval(measures[name])) for name in ("down", "rest", "success_s")}
+    won, stalls = measures["success"], measures["stall_s"]
+    return means | {"stall_s": float(stalls.max()), "success": vars(wilson(int(won.sum()), len(won)))}

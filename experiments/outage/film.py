@@ -36,8 +36,8 @@ class Film:
     def savefig(self, file: Path | BinaryIO, **options: Any) -> None:
         frames = [self.frame(step) for step in range(round(FILM_S / PERIOD_S))]
         # One palette for all: neither colours nor the background flicker.
-        shown = [np.asarray(frames[number]) for number in (0, len(frames) // 2, -1)]
-        palette = Image.fromarray(np.concatenate(shown)).quantize(64)
+        samples = [np.asarray(frames[number]) for number in (0, len(frames) // 2, -1)]
+        palette = Image.fromarray(np.concatenate(samples)).quantize(64)
         first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
         times = [round(1e3 * PERIOD_S)] * len(others) + [1500]
         first.save(file, "GIF", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
@@ -72,7 +72,7 @@ class Film:
         x = [LEFT + (SIZE[0] - PAD - LEFT) * number * PERIOD_S / FILM_S for number in range(step + 2)]
         down = "".join(str(int(PULLED_S <= each * PERIOD_S < PULLED_S + OUTAGE_S)) for each in range(step + 1))
         rows = [("link", down, "#a9c3d9")]
-        rows += [(name, self.episodes[of]["still"][: step + 1], style_of(of).colour) for of, name in FILMED.items()]
+        rows += [(name, self.episodes[key]["still"][: step + 1], style_of(key).colour) for key, name in FILMED.items()]
         for number, (name, bad, colour) in enumerate(rows):
             y = top + number * (high + gap)
             draw.text((PAD, y + high / 2), name, colour if number else INK, font(20, bold=True), "lm")

@@ -104,7 +104,7 @@ def acting_of(method: str, ports: Sequence[int], seed: int, stack: ExitStack) ->
 
 def drive(method: str, ports: Sequence[int], starts: dict[int, float], seed: int) -> list[dict[str, Any]]:
     """Drives one robot through episodes, each from its moment on the monotonic clock [s]."""
-    found, origins = [], dict[int, Origin | None]()
+    summaries, origins = [], dict[int, Origin | None]()
     with ExitStack() as stack:
         robot = Watched(BUNDLE, load_pair(BUNDLE).observation)
         stack.callback(robot.close)
@@ -122,8 +122,8 @@ def drive(method: str, ports: Sequence[int], starts: dict[int, float], seed: int
             acting.reset(episode)
             origins.clear()
             run_loop(robot, acting, PERIOD_S, CLOCK, lambda: not robot.done, note)
-            found.append({"episode": episode} | summary_of(robot.frames, origins))
-    return found
+            summaries.append({"episode": episode} | summary_of(robot.frames, origins))
+    return summaries
 
 
 def summary_of(frames: Sequence[Frame], origins: dict[int, Origin | None]) -> dict[str, Any]:
@@ -135,10 +135,10 @@ def summary_of(frames: Sequence[Frame], origins: dict[int, Origin | None]) -> di
     frames = frames[first:]
     won = next((frame.steps for frame in frames if frame.outcome["success"]), None)
     stood = [later.held > earlier.held for earlier, later in pairwise(frames)]
-    told = [origins.get(step) for step in range(len(stood))]
+    sources = [origins.get(step) for step in range(len(stood))]
     return {
         "still": "".join(str(int(each)) for each in stood),
-        "whom": "".join("-" if each is None else str(int(each)) for each in told),
+        "whom": "".join("-" if each is None else str(int(each)) for each in sources),
         "success": won is not None, "success_s": EPISODE_S if won is None else round(won * PERIOD_S, 1),
         "world_late_ms": round(1e3 * frames[-1].late_s, 1),
         "path": [pose_of(frame.observation) for frame in frames[:_FILMED]],

@@ -51,9 +51,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"mean": float(np.median(values)), "low": float(min(values)), "high": float(max(values))}
 
 
-def spreads(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def spreads(rounds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Of each."""
-    return {name: spread(values) for name, values in found.items()}
+    return {name: spread(values) for name, values in rounds.items()}
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
@@ -66,7 +66,7 @@ def report(results: Results) -> Report:
     sides, held = list(of_sides(results["openpi"])), list(at_20_hz(results["openpi"]))
     device, crowds, loads = list(on_device(results["device"]["requests"])), results["neighbours"], results["capacity"]
     bare, rounds = results["transports"], results["openpi"]["ball"]["rounds"]
-    acts = [{"step": step, **spreads(of)} for step, of in results["device"]["act"].items()]
+    acts = [{"step": step, **spreads(times)} for step, times in results["device"]["act"].items()]
     tests, three = one_family(contrasts(results)), "specact | openpi's clients at our server | openpi"
     tables = [
         Table(
@@ -105,7 +105,7 @@ def report(results: Results) -> Report:
             "minutes | robots | answered | errors | resident [MB] | files",
             "{minutes:g} | {robots} | {answered} | {errors} | {resident_mb[0]:.1f}, {resident_mb[1]:.1f}, "
             "{resident_mb[2]:.1f} | {files[0]:.0f}, {files[1]:.0f}, {files[2]:.0f}",
-            [of for name, of in results.items() if name == "soak"],
+            [results["soak"]],
         ),
         Table(
             "transports", "Bare servers: requests per second of 1, 16 and 64 robots that ask without pause.",
@@ -116,8 +116,8 @@ def report(results: Results) -> Report:
         ),
         Table(
             "clients", "Bare clients of an echo on the device.", "client, pace | wall [ms] | processor [ms]",
-            "{name}, {pace} | {wall:ci3} | {cpu:ci3}", [{"name": name, "pace": pace, **spreads(of)}
-            for pace, calls in bare["clients"].items() for name, of in calls.items()],
+            "{name}, {pace} | {wall:ci3} | {cpu:ci3}", [{"name": name, "pace": pace, **spreads(times)}
+            for pace, calls in bare["clients"].items() for name, times in calls.items()],
         ),
         contrast_table(tests, family="this report"),
     ]  # fmt: skip
@@ -127,35 +127,35 @@ def report(results: Results) -> Report:
     alone, theirs = (bare["network"][library]["1"] for library in ("picows, uvloop", "websockets, asyncio"))
     facts |= {"worst": max(crowds, key=lambda row: float(row["share"])), "greedy": crowds[1],
               "predicted": spread([row["ratio"] for row in loads]),
-              "bare": spread([one / other for one, other in zip(alone, theirs, strict=True)])}  # fmt: skip
+              "bare": ratio(alone, theirs)}  # fmt: skip
     picture = partial(draw_servers, results["openpi"]["ball#target"]["hot"])
     return Report(tables, facts, [Picture("speed-servers.svg", picture)])
 
 
-def of_sides(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def of_sides(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every server by policy and number of robots, and how near ours is to the bound that batching has."""
-    for policy, of in found.items():
-        for robots, sides in of["hot"].items():
+    for policy, measured in policies.items():
+        for robots, sides in measured["hot"].items():
             row: dict[str, Any] = {"on": f"{policy}, {robots}"}
             row |= {side: spreads(sides[side]) if side in sides else NOT for side in SIDES}
             row["ratio"] = ratio(sides[OURS]["steps_per_s"], sides[THEIRS]["steps_per_s"])
-            if "rows" in of:
-                sizes = [spread(ms) for size, ms in of["rows"].items() if int(size) <= int(robots)]
+            if "rows" in measured:
+                sizes = [spread(ms) for size, ms in measured["rows"].items() if int(size) <= int(robots)]
                 row["network_ms"] = best = min(sizes, key=lambda of_size: of_size["mean"])
                 row["reached"] = spread([1e-3 * best["mean"] * steps for steps in sides[OURS]["steps_per_s"]])
             yield row
 
 
-def at_20_hz(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def at_20_hz(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Robots that each server holds."""
-    for policy, of in found.items():
-        most: dict[str, Any] = {side: of["20 Hz"].get(side, {}).get("robots") for side in SIDES}
+    for policy, measured in policies.items():
+        most: dict[str, Any] = {side: measured["20 Hz"].get(side, {}).get("robots") for side in SIDES}
         yield {"policy": policy, **most, "ratio": most[OURS] / most[THEIRS] if most[THEIRS] else None}
 
 
-def on_device(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def on_device(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Calls on the device beside openpi's client."""
-    for policy, paces in found.items():
+    for policy, paces in policies.items():
         for pace, calls in paces.items():
             base = calls["openpi infer"]
             for name, row in calls.items():
@@ -167,7 +167,7 @@ def contrasts(results: Results) -> Iterator[dict[str, Any]]:
     """Ours against openpi's over rounds: logarithms of steps per second, and of requests per second on the device."""
     compared = [
         (f"{policy}, {robots}", "log steps/s", *(sides[side]["steps_per_s"] for side in (OURS, THEIRS)))
-        for policy, of in results["openpi"].items() for robots, sides in of["hot"].items()
+        for policy, measured in results["openpi"].items() for robots, sides in measured["hot"].items()
     ]  # fmt: skip
     for policy, paces in results["device"]["requests"].items():
         for pace, calls in paces.items():
@@ -181,11 +181,11 @@ def contrasts(results: Results) -> Iterator[dict[str, Any]]:
                "difference": asdict(mean_interval(logs))}  # fmt: skip
 
 
-def draw_servers(found: Mapping[str, Any]) -> Figure:
+def draw_servers(robots: Mapping[str, Any]) -> Figure:
     """Steps per second of every server over the number of robots, a small policy."""
     names = {"adahi": "specact", "hybrid": "specact, openpi's clients", "target": "openpi"}
-    series = {key: [Point(x, *spread(sides[side]["steps_per_s"]).values()) for x, sides in enumerate(found.values())]
+    series = {key: [Point(x, *spread(sides[side]["steps_per_s"]).values()) for x, sides in enumerate(robots.values())]
               for key, side in zip(names, SIDES, strict=True)}  # fmt: skip
     figure = draw_series(series, "robots that ask without pause", "replies per second", "A small policy", names)
-    figure.axes[0].set_xticks(range(len(found)), list(found))
+    figure.axes[0].set_xticks(range(len(robots)), list(robots))
     return figure

@@ -106,10 +106,10 @@ def _measured(cell: str, run: Run) -> Any:
     """The result of a cell, as measured in this run, or else as stored."""
     if (run.out / cell / CELL).exists():
         return run.result(cell)
-    found: Any = Experiment.load("split").stored()
+    result: Any = Experiment.load("split").stored()
     for part in cell.split("/"):
-        found = found[part]
-    return found
+        result = result[part]
+    return result
 
 
 def _costs(run: Run, factor: float, bundle: str = BUNDLE) -> StageCosts:
@@ -157,8 +157,8 @@ def token_costs(name: str, folder: Path, run: Run) -> dict[str, Any]:
     stages, spec = TokenStages(bundle), TokenStages(bundle).spec
     windows = [window for _, window in target_windows(pair, run.few(PROBES), run.seed)]
     given = [(window, stages.begin([window], 1), stages.begin([window], 2)) for window in windows]
-    kinds = {"encoder": lambda of: stages.begin([of[0]], 1), "prefill": lambda of: stages.prefilled(of[1]),
-             "decoding": lambda of: stages.finish(of[2], 2)}  # fmt: skip
+    kinds = {"encoder": lambda item: stages.begin([item[0]], 1), "prefill": lambda item: stages.prefilled(item[1]),
+             "decoding": lambda item: stages.finish(item[2], 2)}  # fmt: skip
     seconds = interleaved(kinds, given, stream(run.seed, Role.GATE), 5)
     spent = np.array([min(seconds[kind]) for kind in kinds])
     exact = [bundle.policy().decode([window])[0].tokens for window in windows]
@@ -172,7 +172,7 @@ def token_costs(name: str, folder: Path, run: Run) -> dict[str, Any]:
     cut_bytes = [float(spec.reply_bytes(cut, "float16")) for cut in range(spec.stages + 1)]
     costs = StageCosts(spent, spent, np.array(cut_bytes), float(spec.observation.nbytes), spent / spent.sum())
     return {
-        "costs": {name: np.asarray(of).tolist() for name, of in vars(costs).items()},
+        "costs": {name: np.asarray(values).tolist() for name, values in vars(costs).items()},
         "same": same,
         "chunks": len(windows),
         "tokens": bundle.networks.length,
@@ -188,10 +188,10 @@ def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[
     device = Device(
         _stages(run), bundle, _link(name, run), _forecast(name, run), _costs(run, factor), draft_s, gate, seen, run.seed
     )
-    found = device.measure((*OVER, *GATED))
+    cells = device.measure((*OVER, *GATED))
     return [
         {"link": name, "method": method, **cell_summary(cell), "mean": turns_interval(cell["latency_ms"])}
-        for method, cell in found.items()
+        for method, cell in cells.items()
     ]
 
 
@@ -321,15 +321,15 @@ def report(results: Results) -> Report:
     return Report(tables, facts, [Picture("split.svg", partial(draw_methods, sockets))], tised.elsewhere("split-ball"))
 
 
-def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]], shown: str) -> Table:
-    """Every method on every link, whose name is LINK in what is ``shown``."""
+def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]], template: str) -> Table:
+    """Every method on every link, whose name is LINK in the ``template`` of a cell."""
     links = [link for link in LINKS if any(cell["link"] == link for cell in cells)]
-    found = {(cell["method"], cell["link"]): cell for cell in cells}
+    grid = {(cell["method"], cell["link"]): cell for cell in cells}
     rows = [
-        {"method": method, "name": NAMES[method], **{link: found[method, link] for link in links}}
+        {"method": method, "name": NAMES[method], **{link: grid[method, link] for link in links}}
         for method in dict.fromkeys(cell["method"] for cell in cells)
     ]
-    columns = (shown.replace("LINK", link) for link in links)
+    columns = (template.replace("LINK", link) for link in links)
     return Table(name, about, " | ".join(["placement", *links]), " | ".join(["{name}", *columns]), rows)
 
 

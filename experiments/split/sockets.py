@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from itertools import count, islice
@@ -51,15 +51,12 @@ def target_windows(pair: Pair[Any], inferences: int, seed: int) -> list[Seen]:
     return [(record.address.episode, record.proposal.window) for record in islice(path, inferences)]
 
 
-def staged_client(staged: StagedFolder, port: int) -> Client:
+@contextmanager
+def staged_client(staged: StagedFolder, port: int) -> Iterator[Client]:
     """A connected client of a server with these stages."""
-    client = Client(Endpoint("ws", "127.0.0.1", port), split_contract(staged.spec, staged.fingerprint), "placed")
-    try:
+    with Client(Endpoint("ws", "127.0.0.1", port), split_contract(staged.spec, staged.fingerprint), "placed") as client:
         client.connect(CONNECT_S)
-    except BaseException:
-        client.close()
-        raise
-    return client
+        yield client
 
 
 @dataclass

@@ -110,7 +110,7 @@ def _over_pace(place: Place) -> str:
 
 def _moves(number: Literal[2, 3], about: str, curves: Sequence[Curve]) -> list[Finding]:
     """Whether the best setting moves along an axis, if there are several curves."""
-    seen = any(not one & other for one, other in combinations(map(plausible, curves), 2))
+    seen = any(not first & second for first, second in combinations(map(plausible, curves), 2))
     return [Finding(number, about, seen)] if len(curves) > 1 else []
 
 
@@ -144,15 +144,15 @@ def compare_methods(table: Table) -> list[dict[str, Any]]:
         if method is not None:
             runs[tuple(where)][method][episode] = bool(success)
     on_board = {place[:-1]: runs.pop(place) for place in list(runs) if place[-1] == ON_BOARD}
-    found = []
+    contrasts = []
     for place, methods in sorted(runs.items()):
         methods |= on_board.get(place[:-1], {})
         for first, second in combinations([name for name in FRONTIER if name in methods], 2):
             episodes = sorted(methods[first].keys() & methods[second].keys())
             if episodes:
                 won = (np.array([methods[name][episode] for episode in episodes], float) for name in (first, second))
-                found.append({
+                contrasts.append({
                     **dict(zip(_WHERE, place, strict=True)), "first": first, "second": second,
                     "episodes": len(episodes), "success": asdict(contrast(*won)),
                 })  # fmt: skip
-    return found
+    return contrasts

@@ -51,7 +51,7 @@ CITED = {
 
 def report(results: Mapping[str, Any]) -> Report:
     """All that docs/results/tised.md says."""
-    sweeps = {name: found for name, found in results.items() if "cells" in found}
+    sweeps = {name: sweep for name, sweep in results.items() if "cells" in sweep}
     metaworld = Experiment.load("metaworld")
     still = {name: list(standing(metaworld.stored()["device"][cells])) for name, cells in DEVICE.items()}
     chase, frontier = sweeps["chase"], sweeps["frontier-ball"]
@@ -68,7 +68,7 @@ def report(results: Mapping[str, Any]) -> Report:
     others = systems_of(sweeps)
     methods = one_family(methods_of(sweeps.values()))
     seen = [
-        row for name, found in sweeps.items() if not name.startswith("jerk") for row in findings_of(name, found)
+        row for name, sweep in sweeps.items() if not name.startswith("jerk") for row in findings_of(name, sweep)
     ]  # fmt: skip
     tables = [
         Table(
@@ -113,8 +113,8 @@ def report(results: Mapping[str, Any]) -> Report:
             [cell_row(cell) for cell in chase["cells"] if cell["pace"] and cell["strength"]],
             "`{setting}` | {hardware} | {success:ci2}, {score:.2f}",
         ),
-        *(Table(name, f"All settings: {found['command']}", rows=[cell_row(cell) for cell in found["cells"]])
-          for name, found in sweeps.items()),
+        *(Table(name, f"All settings: {sweep['command']}", rows=[cell_row(cell) for cell in sweep["cells"]])
+          for name, sweep in sweeps.items()),
         Table("places", "Every place where a finding was looked for, decided within its sweep.", rows=seen),
         contrast_table(families["waiting"], "waiting", "settings where the world waits, and their first or neighbour"),
         contrast_table(families["smoother"], "smoother", "jerk of a lever's settings and its first one"),
@@ -156,13 +156,13 @@ def systems_of(sweeps: Mapping[str, Any]) -> list[dict[str, Any]]:
     return one_family(row for name in SYSTEMS for key in measures for row in settings_of(name, sweeps[name], key))
 
 
-def settings_of(sweep: str, found: Metrics, measure: str, *, neighbours: bool = False) -> Iterator[dict[str, Any]]:
+def settings_of(sweep: str, results: Metrics, measure: str, *, neighbours: bool = False) -> Iterator[dict[str, Any]]:
     """Every setting and its lever's first one, also the one before it: a measure of :data:`MEASURES`.
 
     ``key`` names it in the prose: sweep, device, setting, and the strength that it is compared to.
     """
     name, sign = MEASURES[measure]
-    for row in [*found["contrasts"], *(found["neighbours"] if neighbours else ())]:
+    for row in [*results["contrasts"], *(results["neighbours"] if neighbours else ())]:
         if row[measure] is None:
             continue  # one of the two has no success
         place = f"{sweep}, {row['task']} at {row['pace']:g}, {row['idle']}, {row['hardware']}"
@@ -177,32 +177,32 @@ def settings_of(sweep: str, found: Metrics, measure: str, *, neighbours: bool = 
         }  # fmt: skip
 
 
-def beside_first(found: Metrics) -> Iterator[dict[str, Any]]:
+def beside_first(sweep: Metrics) -> Iterator[dict[str, Any]]:
     """The settings of a sweep with one curve, and how the measures of each differ from the first one's."""
-    contrasts = {row["strength"]: row for row in found["contrasts"]}
-    for cell in found["cells"]:
+    contrasts = {row["strength"]: row for row in sweep["contrasts"]}
+    for cell in sweep["cells"]:
         row = contrasts.get(cell["strength"], {})
         yield cell | {f"{name} difference": row[name]["difference"] if row.get(name) else None for name in MEASURES}
 
 
-def overlapped(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
+def overlapped(sweep: str, results: Metrics) -> Iterator[dict[str, Any]]:
     """The settings of naive overlap where the world waits."""
-    for row in beside_first(found):
+    for row in beside_first(results):
         yield {**row, "task": f"{OVERLAPPED[sweep]}, {row['hardware'].replace('ms', ' ms')}"}
 
 
 def methods_of(sweeps: Iterable[Metrics]) -> Iterable[dict[str, Any]]:
     """Every two methods at every place, where several sweeps compare them in that of the most episodes."""
-    found = {
+    rows = {
         (f"{row['task']} at {row['pace']:g}, {row['idle']}, {title(row['link'])}", row["first"], row["second"]): row
         for row in sorted((row for sweep in sweeps for row in sweep["methods"]), key=lambda row: int(row["episodes"]))
     }
-    return [{"on": on, "measure": "success", **row} for (on, *_), row in found.items()]
+    return [{"on": on, "measure": "success", **row} for (on, *_), row in rows.items()]
 
 
-def findings_of(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
+def findings_of(sweep: str, results: Metrics) -> Iterator[dict[str, Any]]:
     """Where each finding was looked for."""
-    for row in found["findings"]:
+    for row in results["findings"]:
         lever, _, where = row["about"].partition(" ")
         name = TITLES.get(lever, lever)
         yield {
@@ -254,8 +254,8 @@ def by_link(sweep: Metrics) -> Iterator[dict[str, Any]]:
     cells = resting(sweep)
     titles = dict.fromkeys(title(cell["link"]) for cell in cells if cell["link"] != ON_BOARD)
     for method in reversed(FRONTIER):
-        own = {title(c["link"]): c["success"]["mean"] for c in cells if method_of(c["lever"], c["strength"]) == method}
-        yield {"method": method, **{name: own.get(name, own.get("none")) for name in titles}}
+        won = {title(c["link"]): c["success"]["mean"] for c in cells if method_of(c["lever"], c["strength"]) == method}
+        yield {"method": method, **{name: won.get(name, won.get("none")) for name in titles}}
 
 
 def standing(cells: Mapping[str, Sequence[Metrics]]) -> Iterator[dict[str, Any]]:
@@ -303,12 +303,12 @@ def draw_standing(rows: Sequence[Metrics]) -> Figure:
 
 def draw_links(sweep: Metrics) -> Figure:
     """Success over the round trip of steady links, goal at rest, last command while waiting."""
-    shown = ("draft", "head as draft", "target on device", "target", "async target", "late adahi")
+    methods = ("draft", "head as draft", "target on device", "target", "async target", "late adahi")
     cells = [cell for cell in resting(sweep) if not cell["link"].startswith((WIFI, LTE))]
     links = dict.fromkeys(cell["link"] for cell in cells if cell["link"] != ON_BOARD)
     series: dict[str, list[Point]] = {}
     for cell in cells:
-        if (name := method_of(cell["lever"], cell["strength"])) in shown:
+        if (name := method_of(cell["lever"], cell["strength"])) in methods:
             for link in links if cell["link"] == ON_BOARD else [cell["link"]]:
                 at = Point(float(link.partition("=")[2]), *(cell["success"][key] for key in ("mean", "low", "high")))
                 series.setdefault("asynchronous" if name == "async target" else name, []).append(at)

@@ -115,11 +115,11 @@ def plan(run: Run) -> Iterator[Cell]:
 def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     """What the tables need of a run, with the outcome of every episode."""
     summary = evaluated(evaluation, folder, run)
-    found = {
+    episodes = {
         method: {point: outcomes(folder, method, point).tolist() for point in END_POINTS}
         for method in summary["methods"]
     }
-    return summary | {"outcomes": found}
+    return summary | {"outcomes": episodes}
 
 
 def first_errors(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def first_errors(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, A
     pair, methods = load_pair(bundle, decoding="kerv"), tuple(METHODS[name] for name in ("specvla", "kerv"))
     spec, kerv, decoding = pair.parts.policy.spec, pair.parts.drafters.settings, pair.parts.decoding
     evaluated(Evaluation(bundle, None, methods, 50, seed=run.seed, shard=shard), folder, run)
-    found = {
+    row = {
         "tokens": spec.chunk * spec.actions, "of_action": spec.actions, "scale": kerv.scale, "phi": PHI,
         "plain_steps": decoding.plain_steps, "least": decoding.least, "most": decoding.bins,
         "history": KervDrafter.history, "ahead": decoding.tail_actions,
@@ -140,14 +140,14 @@ def first_errors(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, A
         steps = read_table(folder / "steps" / method.name)
         rejected, counts = steps["rejected"].astype(np.float64), np.bincount(steps["episode"])
         for name, values in (("first", rejected), ("first_of_action", np.minimum(rejected, spec.actions))):
-            found[f"{method.name}_{name}"] = vars(ratio_interval(np.bincount(steps["episode"], values), counts))
-    return found
+            row[f"{method.name}_{name}"] = vars(ratio_interval(np.bincount(steps["episode"], values), counts))
+    return row
 
 
 def joined(cells: Mapping[str, Any]) -> dict[str, Any]:
     """The methods of several cells, in the order of the page, and the contrasts of their outcomes."""
     metrics = {name: row for cell in cells.values() for name, row in cell["methods"].items()}
-    won = {name: arrays(of) for cell in cells.values() for name, of in cell["outcomes"].items()}
+    won = {name: arrays(points) for cell in cells.values() for name, points in cell["outcomes"].items()}
     ran = [name for name in METHODS if name in metrics]
     return {
         "methods": {name: metrics[name] for name in ran},
@@ -155,19 +155,16 @@ def joined(cells: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def arrays(of: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+def arrays(points: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
     """The stored outcomes of a method, by end point."""
-    return {point: np.array(values) for point, values in of.items()}
+    return {point: np.array(values) for point, values in points.items()}
 
 
 def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Decodings on the target's own rollouts."""
     pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
     names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
-    return {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        "decodings": measure_gain(pair, names, episodes, run.seed),
-    }  # fmt: skip
+    return {"fingerprint": pair.fingerprint, "decodings": measure_gain(pair, names, episodes, run.seed)}
 
 
 def times(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, dict[str, float]]:
@@ -187,10 +184,10 @@ def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
     files = record_rollouts(
         partial(record, recipe["seed"]), folder / "rollouts", held_out, run.pool.each, partial(run.update, "rollouts")
     )
-    _, found = fit_memory(settings, read_rollouts(files), drafters.memory, drafters.own["head"])
+    _, fit = fit_memory(settings, read_rollouts(files), drafters.memory, drafters.own["head"])
     return {
         "boundary": settings.fast, "similarity": settings.skip.similarity, "distance": settings.skip.distance,
-        **found["boundary"],
+        **fit["boundary"],
     }  # fmt: skip
 
 
@@ -204,7 +201,7 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
         evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
     cells = (run.result(f"{bundle}/methods/{name}")["outcomes"] for name in RIVALS[bundle])
-    won = {name: of[name]["success"] for of in cells for name in of if name in RIVALS[bundle]} | success
+    won = {name: cell[name]["success"] for cell in cells for name in cell if name in RIVALS[bundle]} | success
     won = {name: np.array(values) for name, values in won.items()}
     return {
         "success": {name: (int(values.sum()), len(values)) for name, values in won.items()},
@@ -234,30 +231,30 @@ def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60
 
 def report(results: Results) -> Report:
     """Success, time and passes of every decoding on every policy, and three families of contrasts."""
-    gains = {name: found["gain"]["decodings"] | found["times"] for name, found in results.items()}
-    summaries = {name: joined(found["methods"]) for name, found in results.items()}
+    gains = {name: cells["gain"]["decodings"] | cells["times"] for name, cells in results.items()}
+    summaries = {name: joined(cells["methods"]) for name, cells in results.items()}
     # The area under the curve and its interval as one value.
     boundaries = {
-        name: {**of, "auc": {"mean": of["auc"], "low": of["auc_low"], "high": of["auc_high"]}}
-        for name, of in ((name, found["boundary"]) for name, found in results.items())
+        name: {**row, "auc": {"mean": row["auc"], "low": row["auc_low"], "high": row["auc_high"]}}
+        for name, row in ((name, cells["boundary"]) for name, cells in results.items())
     }
-    methods = {name: found["methods"] for name, found in summaries.items()}
+    methods = {name: summary["methods"] for name, summary in summaries.items()}
     others = {
-        name: {label: {"success": vars(wilson(*won)), "time": found["others"]["time"].get(label)}
-               for label, won in found["others"]["success"].items()}
-        for name, found in results.items()
+        name: {label: {"success": vars(wilson(*won)), "time": cells["others"]["time"].get(label)}
+               for label, won in cells["others"]["success"].items()}
+        for name, cells in results.items()
     }  # fmt: skip
     gated, main = results["metaworld-tokens"]["gated"], list(_main(methods, gains, others))
-    won = {method: arrays(of) for method, of in gated["outcomes"].items()}
-    scored = {name: of for name, of in summaries.items() if not name.startswith("metaworld")}
+    won = {method: arrays(points) for method, points in gated["outcomes"].items()}
+    scored = {name: summary for name, summary in summaries.items() if not name.startswith("metaworld")}
     families: dict[str, tuple[str, list[Any]]] = {
         "contrasts": ("success among decodings on the three policies",
-                      [row for name, of in summaries.items() for row in under(name, of["contrasts"])]),
+                      [row for name, summary in summaries.items() for row in under(name, summary["contrasts"])]),
         "scores": ("their scores on relocate and kitchen",
-                   [row for name, of in scored.items() for row in under(name, of["contrasts"], "score")]),
+                   [row for name, summary in scored.items() for row in under(name, summary["contrasts"], "score")]),
         "policies": ("success between other policies and decodings",
-                     [row for name, of in results.items()
-                      for row in under(name, largest_p(of["others"]["contrasts"]))]),
+                     [row for name, cells in results.items()
+                      for row in under(name, largest_p(cells["others"]["contrasts"]))]),
         "gates": ("gates before Spec-VLA",
                   under("metaworld-tokens, before Spec-VLA", contrasts(map(load_method, won), won))),
     }  # fmt: skip
@@ -291,7 +288,7 @@ def report(results: Results) -> Report:
             "boundary", "HeiSD's boundary of F, fitted to held-out inferences: accepted tokens of a chunk with the "
             "memory, the head, and the boundary; how often that chooses the memory; F's area under the ROC curve for "
             "where the memory's are more; and both bounds of verify-skip, which never skip.",
-            rows=[{"policy": name, **of} for name, of in boundaries.items()],
+            rows=[{"policy": name, **row} for name, row in boundaries.items()],
         ),
         glossary(METHODS, "decodings"),
         Table(
@@ -306,7 +303,7 @@ def report(results: Results) -> Report:
             "{policy} | {tokens} | {of_action} | {scale:.3f} | {phi} | {plain_steps} | {least} | {most} | {history} "
             "| {ahead} | {specvla_first:ci2} | {kerv_first:ci2} | {specvla_first_of_action:ci2} "
             "| {kerv_first_of_action:ci2}",
-            [{"policy": name, **found["first_errors"]} for name, found in results.items()],
+            [{"policy": name, **cells["first_errors"]} for name, cells in results.items()],
         ),
         Table(
             "closed-loop", "Every method in 200 paired episodes of each policy.",
@@ -318,32 +315,32 @@ def report(results: Results) -> Report:
     ]  # fmt: skip
     facts: dict[str, Any] = {
         name.removesuffix("-tokens"): {
-            "time": gains[name], "won": of, "other": others[name], "boundary": boundaries[name],
-            "gained": of["specvla"]["passes"] / of["heisd_fixed_no_switch"]["passes"],
-            "longer": of["specvla"]["accepted_per_pass"] / of["strict"]["accepted_per_pass"] - 1.0,
+            "time": gains[name], "won": rows, "other": others[name], "boundary": boundaries[name],
+            "gained": rows["specvla"]["passes"] / rows["heisd_fixed_no_switch"]["passes"],
+            "longer": rows["specvla"]["accepted_per_pass"] / rows["strict"]["accepted_per_pass"] - 1.0,
             "first": first, "late": first["kerv_first_of_action"]["mean"] / first["of_action"],
             "kerv_of_specvla": gains[name]["kerv"]["relative"] / gains[name]["specvla"]["relative"],
         }
-        for name, of in methods.items() for first in [results[name]["first_errors"]]
+        for name, rows in methods.items() for first in [results[name]["first_errors"]]
     }  # fmt: skip
     for family, before in {"contrasts": "", "policies": "", "gates": "gate", "scores": "score_"}.items():
         for row in tested[family]:
             on = before + (row["on"].removesuffix("-tokens") if family != "gates" else "")
             facts[f"{on}_{row['first']}_{row['second']}".replace(" ", "_").replace(",", "")] = row
     facts["heisd_time"] = {
-        name.removesuffix("-tokens"): relative_time(gains[name]["heisd"], of["heisd_fixed_no_switch"])
-        for name, of in methods.items()
+        name.removesuffix("-tokens"): relative_time(gains[name]["heisd"], rows["heisd_fixed_no_switch"])
+        for name, rows in methods.items()
     }
-    worst = [min(found[name]["relative_low"] for name in ("specvla", "kerv")) for found in gains.values()]
+    worst = [min(decodings[name]["relative_low"] for name in ("specvla", "kerv")) for decodings in gains.values()]
     facts |= {"slower": sum(low > 1.0 for low in worst), "policies": len(worst)}
     return Report(tables, facts, [Picture("tokens.svg", partial(draw, main))])
 
 
 def _closed_loop(summaries: Any) -> Iterator[dict[str, Any]]:
     """Every method, with the share that it does not verify and the acceptance length."""
-    for policy, found in summaries.items():
-        tokens = found["methods"]["ar"]["passes"]
-        for row in methods_of(found):
+    for policy, summary in summaries.items():
+        tokens = summary["methods"]["ar"]["passes"]
+        for row in methods_of(summary):
             length = tokens / row["passes"] if row["passes"] else None
             yield {"policy": policy, **row, "unverified": 1.0 - row["sent"], "length": length}
 
@@ -354,15 +351,15 @@ def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"label": label, "success": {}, "time": {}}
         for policy in POLICIES:
             short, time = policy.removesuffix("-tokens"), gains[policy].get(DECODED_AS.get(name, name))
-            found = methods[policy].get(name) or others[policy].get(name, {"success": None, "time": None})
-            row["success"][short] = found["success"]
-            row["time"][short] = found.get("time") if time is None else relative_time(time, found)
+            metrics = methods[policy].get(name) or others[policy].get(name, {"success": None, "time": None})
+            row["success"][short] = metrics["success"]
+            row["time"][short] = metrics.get("time") if time is None else relative_time(time, metrics)
         yield row
 
 
-def relative_time(time: Mapping[str, float], found: Mapping[str, Any]) -> dict[str, float]:
+def relative_time(time: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
     """The time of a method whose unverified inferences are proposals alone."""
-    sent = found.get("sent", 1.0)
+    sent = metrics.get("sent", 1.0)
     names = ("relative", "relative_low", "relative_high")
     return {name: sent * time[name] + (1.0 - sent) * time["proposal"] for name in names}
 

@@ -37,11 +37,11 @@ def measure_gain(pair: Pair[Any], names: Sequence[str], episodes: int, seed: int
     ``relative`` to greedy decoding's, the mean ratio with its interval over episodes; ``proposal``, of that alone.
     """
     rows = decode_path(pair, {name: cast(Decoding, METHODS[name].composition) for name in names}, episodes, seed)
-    totals = {name: np.array([np.sum(one, axis=0)[-3:] for one in found]) for name, found in rows.items()}
+    totals = {name: np.array([np.sum(array, axis=0)[-3:] for array in arrays]) for name, arrays in rows.items()}
     totals = {name: sums[:, 1:] / sums[:, :1] for name, sums in totals.items()}
     summaries = {}
-    for name, found in rows.items():
-        every = np.concatenate(found)
+    for name, arrays in rows.items():
+        every = np.concatenate(arrays)
         summary = dict(zip(_COLUMNS, every.mean(axis=0).tolist(), strict=False))
         summary |= {"ms": 1e3 * float(np.median(every[:, -1])), "inferences": len(every)}
         proposal, whole = (totals[name] / totals["ar"][:, 1:]).T
@@ -74,7 +74,7 @@ def decode_path(
                 (decoded.sources != DROPPED).mean(), *seconds,
             )  # fmt: skip
             rows[keys[at]][episode].append(columns)
-    return {key: [np.array(found, np.float64) for found in of_episodes.values()] for key, of_episodes in rows.items()}
+    return {key: [np.array(part, np.float64) for part in of_episodes.values()] for key, of_episodes in rows.items()}
 
 
 def _greedy_path(

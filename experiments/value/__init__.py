@@ -39,7 +39,6 @@ PAIRS, EPISODES, STATES = ("ball", "swarm"), 40, 10  # per rate, and states bran
 # Of gates in closed loop: rates, episodes, in parts; those that a threshold is from.
 GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION = "swarm", (0.1,), 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
-VALUE, SCHEDULE, PERIODIC, PRIVILEGED = tables.ORACLE, tables.SCHEDULE, tables.PERIODIC, tables.PRIVILEGED
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
 FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
 SEEDS = 3  # of a head
@@ -56,14 +55,14 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
     for rate in GATED_RATES:
         for part in range(PARTS):
-            yield Cell(f"gate/{rate}/{VALUE}/{part}", partial(greedy, rate, part))
+            yield Cell(f"gate/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part))
         for path, (parts, *_) in PATHS.items():
             for part in range(parts):
                 yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
         yield Cell(f"heads/{rate}", partial(compared, rate))
         for name, episodes, gates, fitted in (
-            ("gate", range(JUDGED), ("random", *SCORES, SCHEDULE, PERIODIC), tables.HEADS),
-            ("fresh", FRESH, ("random", "deviation", PERIODIC, tables.DRAFT), RIVALS),
+            ("gate", range(JUDGED), ("random", *SCORES, tables.SCHEDULE, tables.PERIODIC), tables.HEADS),
+            ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
         ):
             for gate in gates:
                 yield Cell(f"{name}/{rate}/{gate}", partial(gated, rate, gate, 0, episodes))
@@ -149,10 +148,10 @@ class Branchable(Robot):
 
     def copy(self) -> Branchable:
         """As it is now: simulator, windows, player, gate, and the next address; without the scores of other gates."""
-        own = {name: vars(self.gate).pop(name) for name in ("others", "look")}
+        attributes = {name: vars(self.gate).pop(name) for name in ("others", "look")}
         self.gate.others = {}
         copied = copy.deepcopy(self, {id(part): part for part in (self.shared, *self.shared)})
-        vars(self.gate).update(own)
+        vars(self.gate).update(attributes)
         return copied
 
     def branch(self, ask: bool, seed: int) -> Branchable:
@@ -240,11 +239,11 @@ def branched(
             for robot, value in zip(sampled, differences(ends).mean(1), strict=True):
                 robot.gate.order = above(float(value), cut, float(rng.random()))
         control_step(live, family)
-        for robot, of in zip(sampled, ends, strict=True):
+        for robot, end in zip(sampled, ends, strict=True):
             record = robot.policy.record
             assert record is not None
-            found = {"episode": record.address.episode, "asked": record.decision.transmit, "ends": of}
-            rows.append(robot.gate.known | found | {"score": robot.gate.score_by})
+            row = {"episode": record.address.episode, "asked": record.decision.transmit, "ends": end}
+            rows.append(robot.gate.known | row | {"score": robot.gate.score_by})
         live = [robot for robot in live if not robot.world.done]
         run.update("branches", len(robots) - len(live), len(robots))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -258,9 +257,9 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "rows.npz", **rows)
     inferences = sum(robot.policy.counts["steps"] for robot in robots)
-    found = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
+    cell = {"rate": rate, "success": won(robots).count("1"), "episodes": len(robots), "inferences": inferences}
     scores = dict(zip(SCORES, rows["scores"].T, strict=True)) | {tables.HEAD: HEAD.held_out(valued(rows))}
-    return found | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
+    return cell | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
 
 
 def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -271,8 +270,8 @@ def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
     pair = load_pair(GATED)
     family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
     others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
-    found = branched(others, family, rng, run, STATES)
-    cut = threshold_for_rate(differences(found["ends"]).mean(1), rate)
+    calibration = branched(others, family, rng, run, STATES)
+    cut = threshold_for_rate(differences(calibration["ends"]).mean(1), rate)
     robots = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
     rows = branched(robots, family, rng, run, cut=cut)
     return {"won": won(robots), "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
@@ -286,7 +285,7 @@ def collect(rate: float, path: str, part: int, folder: Path, run: Run) -> dict[s
     robots = robots_of(pair, rate, run.seed, numbers, family)
     for robot in robots:
         robot.gate.look = partial(look, robot, pair.units)
-    cut = run.result(f"gate/{rate}/{VALUE}/0")["cut"] if path == "greedy" else None
+    cut = run.result(f"gate/{rate}/{tables.ORACLE}/0")["cut"] if path == "greedy" else None
     rng = stream(run.seed, Role.DATA, episode=episodes[0])
     rows = branched(robots, family, rng, run, cut=cut, continuations=continuations)
     folder.mkdir(parents=True, exist_ok=True)
@@ -313,7 +312,7 @@ def valued(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 def wanted(rate: float, run: Run) -> float:
     """The rate that the greedy gate had."""
-    parts = [run.result(f"gate/{rate}/{VALUE}/{part}") for part in range(PARTS)]
+    parts = [run.result(f"gate/{rate}/{tables.ORACLE}/{part}") for part in range(PARTS)]
     return float(sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts))
 
 
@@ -325,8 +324,8 @@ def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
     def scores(head: heads.Head) -> NDArray[np.float64]:
         return np.stack([head.held_out(rows, seed) for seed in range(SEEDS)]).mean(0)  # type: ignore[no-any-return]
 
-    found = {name: scores(head) for name, head in heads.CANDIDATES.items()}
-    gains = {name: tables.gain(score, rows["value"], share, inferences) for name, score in found.items()}
+    candidates = {name: scores(head) for name, head in heads.CANDIDATES.items()}
+    gains = {name: tables.gain(score, rows["value"], share, inferences) for name, score in candidates.items()}
     chosen = max(gains, key=lambda name: gains[name])
     every = {name: scores(head) for name, head in heads.all_of(chosen).items()}
     every |= dict(zip(SCORES, rows["scores"].T, strict=True))
@@ -340,14 +339,14 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
     if gate in SCORES:
         at = list(SCORES).index(gate)
         return lambda known, rng: float(known["scores"][at])
-    if gate == PERIODIC:
+    if gate == tables.PERIODIC:
         return lambda known, rng: float(known["past"][2])
-    if gate == SCHEDULE:
+    if gate == tables.SCHEDULE:
         shares = heads.schedule(collected(rate, run, ["greedy"]))
         return lambda known, rng: float(shares[min(int(known["past"][0]), len(shares) - 1)] - rng.random())
     head = heads.all_of(run.result(f"heads/{rate}")["chosen"])[gate]
     predict = head.fit(collected(rate, run), seed)
-    return lambda known, rng: float(predict(head.inputs({name: of[None] for name, of in known.items()}))[0])
+    return lambda known, rng: float(predict(head.inputs({name: values[None] for name, values in known.items()}))[0])
 
 
 def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run: Run) -> dict[str, Any]:
@@ -360,7 +359,7 @@ def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run:
         robots = robots_of(pair, share, run.seed, episodes, family)
         for robot in robots:
             robot.gate.by, robot.gate.cut = by, cut
-            if gate == PRIVILEGED:
+            if gate == tables.PRIVILEGED:
                 robot.gate.look = partial(look, robot, pair.units)
         rows = branched(robots, family, stream(run.seed, Role.DATA), run, continuations=0)
         return won(robots), rows
@@ -368,8 +367,8 @@ def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run:
     cut = None
     for _ in range(3 * (by is not None)):
         cut = threshold_for_rate(play(calibrating(run, 3 * CALIBRATION), cut)[1]["score"], share)
-    found, rows = play(episodes[: run.few(len(episodes) // PARTS) * PARTS], cut)
-    return {"won": found, "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
+    letters, rows = play(episodes[: run.few(len(episodes) // PARTS) * PARTS], cut)
+    return {"won": letters, "asked": int(rows["asked"].sum()), "inferences": len(rows["asked"]), "cut": cut}
 
 
 def calibrating(run: Run, count: int) -> Sequence[int]:

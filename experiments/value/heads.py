@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.lab.envs.swarm import SwarmEnv
+from specact.types import Floats
 
-Floats = NDArray[np.float64]
 Model = Callable[[Floats], Floats]
 Rows = Mapping[str, Any]
 DEVICE = 3  # of the scores along, so many a device has

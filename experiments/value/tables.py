@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import Point, add_series
+from experiments.figures import add_series, points_of
 from experiments.measure import paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads, unknown
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
+from specact.types import Floats
 
-Floats = NDArray[np.float64]
 ORACLE, HEAD, PRIVILEGED = "value oracle", "value head", "privileged head"
 SHUFFLED, SCHEDULE, PERIODIC, DRAFT = "shuffled oracle", "schedule", "periodic", "distilled draft"
 DEAD, SAMPLES = 0.05, 1000
@@ -70,9 +70,9 @@ def summary(
     rows = [np.flatnonzero(episodes == number) for number in np.unique(episodes)]
     rng, result = np.random.default_rng(0), dict[str, Any](states=len(values))
     drawn = [np.concatenate([rows[at] for at in rng.integers(len(rows), size=len(rows))]) for _ in range(SAMPLES)]
-    for name, of in gains.items():
-        low, high = np.quantile([of(sample) for sample in drawn], [0.025, 0.975])
-        result[name] = {"mean": of(np.arange(len(values))), "low": float(low), "high": float(high)}
+    for name, estimate in gains.items():
+        low, high = np.quantile([estimate(sample) for sample in drawn], [0.025, 0.975])
+        result[name] = {"mean": estimate(np.arange(len(values))), "low": float(low), "high": float(high)}
     shuffled = [split_gain(rng.permutation(values), values, rate, inferences) for _ in range(SAMPLES)]
     low, high = np.quantile(shuffled, [0.025, 0.975])
     return result | {SHUFFLED: {"mean": float(np.mean(shuffled)), "low": float(low), "high": float(high)}}
@@ -104,28 +104,25 @@ def report(results: Mapping[str, Any]) -> Report:
         "{pair} | {rate} | {deviation:+ci2} | {uncertainty:+ci2} | {learned:+ci2} | {rejection:+ci2} | "
         "{value head:+ci2}", rows,
     )  # fmt: skip
-    shown = ("deviation", "learned", "rejection", HEAD, ORACLE)
+    scores = ("deviation", "learned", "rejection", HEAD, ORACLE)
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
 
     def draw() -> Figure:
         figure = Figure(figsize=(4.8, 3.2 * len(pairs)), layout="constrained")
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
-            of = [row for row in rows if row["pair"] == pair]
-            series = {
-                name: [Point(row["rate"], *(row[name][end] for end in ("mean", "low", "high"))) for row in of]
-                for name in shown
-            }  # fmt: skip
+            rates = [row for row in rows if row["pair"] == pair]
+            series = {name: points_of({row["rate"]: row[name] for row in rates}) for name in scores}
             add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
         return figure
 
     tests, gates = closed_loop(results["gate"])
     retests, again = closed_loop(results["fresh"], ", new episodes")
     learnt = []
-    for rate, found in results["heads"].items():
-        sees = {name: head.about for name, head in heads.all_of(found["chosen"]).items()}
+    for rate, cell in results["heads"].items():
+        sees = {name: head.about for name, head in heads.all_of(cell["chosen"]).items()}
         sees[ORACLE] = "half of the continuations; it is valued on the others"
         names = ("deviation", "uncertainty", "learned", "rejection", *HEADS, ORACLE)
-        learnt += [{"wanted": rate, "score": name, "sees": sees.get(name, "-"), **found[name]} for name in names]
+        learnt += [{"wanted": rate, "score": name, "sees": sees.get(name, "-"), **cell[name]} for name in names]
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "heads": results["heads"],
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
@@ -137,10 +134,10 @@ def report(results: Mapping[str, Any]) -> Report:
         "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
     }  # fmt: skip
     for pair in pairs:
-        of = [row for row in rows if row["pair"] == pair]
-        facts[pair] = {"rates": len(of), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in of)}
-        facts[pair] |= {f"{name} above": sum(row[name]["low"] > 0 for row in of) for name in shown}
-        facts[pair] |= {f"{name} below": sum(row[name]["high"] < 0 for row in of) for name in shown}
+        rates = [row for row in rows if row["pair"] == pair]
+        facts[pair] = {"rates": len(rates), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in rates)}
+        facts[pair] |= {f"{name} above": sum(row[name]["low"] > 0 for row in rates) for name in scores}
+        facts[pair] |= {f"{name} below": sum(row[name]["high"] < 0 for row in rates) for name in scores}
     closed = Table(
         "gates", f"Gates on swarm in closed loop, on the same {facts['gated']} episodes; others at the rate that the "
         "greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
@@ -162,13 +159,13 @@ def report(results: Mapping[str, Any]) -> Report:
     return Report([*tables, *more.tables], facts, [Picture("value.svg", draw), *more.pictures])
 
 
-def closed_loop(rates: Mapping[str, Any], of: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Contrasts of the greedy gate with all others, of these with random, of heads; and a row per rate and gate."""
     rows, tests = [], []
-    for rate, found in rates.items():
+    for rate, gates in rates.items():
         won = {}
-        for gate in sorted(found, key=lambda gate: bool(gate != ORACLE)):
-            row = found[gate]
+        for gate in sorted(gates, key=lambda gate: bool(gate != ORACLE)):
+            row = gates[gate]
             parts = [row] if "won" in row else [row[part] for part in sorted(row)]
             letters = [np.array([float(letter) for letter in part["won"]]) for part in parts]
             won[gate] = np.concatenate(letters) if gate == ORACLE else np.mean(letters, axis=0)
@@ -180,5 +177,5 @@ def closed_loop(rates: Mapping[str, Any], of: str = "") -> tuple[list[dict[str, 
         pairs = [(ORACLE, name) for name in won if name != ORACLE] if ORACLE in won else []
         pairs += [(name, "random") for name in won if name not in (ORACLE, "random", DRAFT)]
         pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]
-        tests += under(f"{rate}{of}", paired(won, pairs))
+        tests += under(f"{rate}{suffix}", paired(won, pairs))
     return one_family(tests), rows
