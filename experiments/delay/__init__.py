@@ -18,16 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.delay import corrected
-from experiments.delay.corrected import (
-    CORRECTED,
-    GATES,
-    ON_LIBERO,
-    ON_METAWORLD,
-    PUSHED,
-    SCALED,
-    UNCORRECTED,
-    Corrected,
-)
+from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, SCALED, UNCORRECTED, Corrected
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
@@ -113,7 +104,7 @@ PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
     "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
-    "metaworld": {**_ON_ARM, **ON_METAWORLD},
+    "metaworld": {**_ON_ARM, **corrected.ON_METAWORLD},
     "libero": {**_LIBERO, **ON_LIBERO},
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
 }
@@ -204,7 +195,7 @@ def report(results: Results) -> Report:
         (rows[on, first], rows[on, second]) for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
         if 0 < won.get((on, first), 0) == won.get((on, second))
     ]  # fmt: skip
-    # Of an arm every row also against waiting without a delay, its first row.
+    # Where an arm acts every row also against waiting without a delay, its first row.
     for group in (groups["metaworld"], groups["libero"]):
         waits = [{**row, "method": "synchronous_0"} for row in group if row["method"] == "synchronous"][:1]
         pairs += [(row, first) for first in waits for row in group if row["at"]]
@@ -250,7 +241,10 @@ def report(results: Results) -> Report:
         cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f}"
         heads = "on | age | as it is | corrected | two answers to one observation"
         tables.append(Table("errors", about, heads, cells, results["errors"]))
-    tables += [contrast_table(family), glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | SCALED | ON_METAWORLD)]
+    tables += [
+        contrast_table(family),
+        glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | SCALED | corrected.ON_METAWORLD),
+    ]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
     return Report(

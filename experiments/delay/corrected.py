@@ -164,12 +164,8 @@ GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 def training_cells() -> Iterator[Cell]:
     """A cell for every bundle that the methods need, that of the rollouts' player before those that learn from them."""
-    every = [
-        *CORRECTED.values(),
-        *PUSHED.values(),
-        *ON_METAWORLD.values(),
-        *(ON_LIBERO.values() if find_spec(LIBERO) else ()),
-    ]
+    worlds = (CORRECTED, PUSHED, ON_METAWORLD, *((ON_LIBERO,) if find_spec(LIBERO) else ()))
+    every = [each for methods in worlds for each in methods.values()]
     first = [replace(each, method="first") for each in every if each.method != "a2c2"]
     for each in {each.bundle: each for each in (*first, *every)}.values():
         yield Cell(each.needs, partial(_train, each))

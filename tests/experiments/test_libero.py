@@ -12,6 +12,9 @@ from specact.lab.envs import load_task
 
 CELL = {"tasks": {"a": {"k": 1, "n": 2}}, "inferences": 40, "sent": 1.0, "accepted": None}
 
+TIMES = {name: {"ms": 1.0, "relative": share, "relative_low": share, "relative_high": share}
+         for name, share in (("10 steps", 1.0), ("draft", 0.125))}  # fmt: skip
+
 
 def cell(won: list[int], steps: list[int]) -> dict[str, Any]:
     return {"full": {**CELL, "won": won, "steps": steps}}
@@ -65,9 +68,24 @@ def test_trainings_are_pooled_and_checked_rounds_have_times_beside_full_ones() -
     ms = {"full_10": 10, "check": 5, "failed": 15, "given": 5, "given_failed": 15, "block": 1}
     flash = {**CELL, "won": [1], "steps": [80], "full": 0.5, "failed": 0.0, "actions_per_round": 2.0}
     flow = {"full": cell([1], [80]), "checked": {"flash": flash, "block": {**flash, "sent": 0.0, "full": 0.0}}}
-    timed = {"libero-spatial-flow": flow | {"rounds": {"costs": {kind: {"ms": cost} for kind, cost in ms.items()}}}}
-    costs = {row["name"]: row["ms"] for row in report(timed).tables[0].rows}
-    assert costs == {"full": 10 / 2, "flash": (0.5 * 10 + 0.5 * 5) / 2, "block": 1 / 2}
+    flow |= {"gates-0.4": {"draft": {**flash, "sent": 0.0}, "adahi": {**flash, "sent": 0.25}}}
+    timed = {"rounds": {"costs": {kind: {"ms": cost} for kind, cost in ms.items()}}, "times": TIMES}
+    costs = {row["name"]: row["ms"] for row in report({"libero-spatial-flow": flow | timed}).tables[0].rows}
+    assert costs == {
+        "full": 10 / 2, "flash": (0.5 * 10 + 0.5 * 5) / 2, "block": 1 / 2,
+        "draft": 0.125 * 10 / 2, "adahi 0.4": (0.125 + 0.25) * 10 / 2,
+    }, "a draft of an eighth of ten steps before each request"  # fmt: skip
+
+
+def test_a_decoding_takes_its_share_of_greedy_decoding_s_time_and_a_proposal_where_it_does_not_verify() -> None:
+    cells = {name: {**CELL, "won": [1], "steps": [160], "sent": sent} for name, sent in (("ar", 1.0), ("last", 0.5))}
+    gain = {
+        name: {"ms": 20.0, "proposal": 0.1, **dict.fromkeys(("relative", "relative_low", "relative_high"), relative)}
+        for name, relative in (("ar", 1.0), ("last", 0.7))
+    }
+    rows = report({"libero-spatial-tokens": {"decodings": cells, "gain": gain}}).tables[0].rows
+    costs = {row["name"]: row["ms"] for row in rows}
+    assert costs == {"ar": 20 / 4, "last": pytest.approx((0.5 * 0.7 + 0.5 * 0.1) * 20 / 4)}
 
 
 def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:

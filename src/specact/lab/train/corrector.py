@@ -54,7 +54,7 @@ USES: dict[str, tuple[bool, bool, float | None]] = {
 # Share of the changes that do not exceed the bound: the largest one is an outlier's.
 _WITHIN, _SMALLEST = 0.99, 1e-4
 _WHOLE_RANGE = 2.0  # of normalised actions: no bound
-_VALIDATED = 4096  # maximum number of examples for validation
+_VALIDATED, _FRAMES = 4096, 256  # examples for validation, and where they hold camera frames
 # Of each camera that the device sees: how its frames are encoded, and how many features a frame has.
 _CAMERA, _FEATURES = EncoderRecipe(channels=(16, 32, 32), keypoints=16, width=64, shift=2), 32
 
@@ -216,7 +216,7 @@ class CorrectorTraining(FromDemonstrations):
             return parts["corrected"] + parts["drafted"], parts
 
         def validate(module: nn.Module) -> Metrics:
-            return errors(self.held_out, 0, _VALIDATED, module)
+            return errors(self.held_out, 0, _FRAMES if model.cameras else _VALIDATED, module)
 
         return Stage(name, model, recipe, update, validate, recipe.seed, small=True)
 
