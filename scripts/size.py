@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SRC = "src/specact"
 
-# Room: (its budget, its ceiling, which goes up only for a feature whose commit says why). A file counts in its innermost room.
+# Room: (budget, ceiling, which rises only for a feature whose commit says why). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}": (1_600, 2_232),
     f"{SRC}/bundle": (450, 806),
@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/wire": (450, 764),
     f"{SRC}/remote": (800, 800),
     f"{SRC}/server": (1_100, 1_480),
-    f"{SRC}/links": (700, 697),
+    f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
     f"{SRC}/cli": (2_000, 2_703),
     f"{SRC}/lab": (0, 187),
@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/train": (4_500, 5_622),
     f"{SRC}/lab/rollout": (2_100, 2_660),
     f"{SRC}/lab/evaluation": (1_700, 1_905),
-    f"{SRC}/lab/tised": (1_700, 1_606),
+    f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_170),
     "experiments": (4_500, 9_015),
     "benchmarks": (1_800, 1_800),
