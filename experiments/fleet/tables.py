@@ -14,6 +14,8 @@ from experiments.figures import add_series, points_of
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant
 from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
+# Cells of robots without a link, at a server that answers one by one: in virtual time, and over sockets.
+NEAR = "near"
 # Disciplines of the picture, by the method in whose colour they are drawn.
 SHOWN = {
     "draft": "draft", "hybrid": "late always", "random": "late random", "learned": "late learned",
@@ -35,6 +37,7 @@ def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Contrast:
 
 def report(results: Mapping[str, Any]) -> Report:
     """Every discipline at every size, the contrasts where the server is the bottleneck, and the picture."""
+    near, results = results.get(NEAR, {}), {pair: of for pair, of in results.items() if pair != NEAR}
     cells = [
         (pair, int(size), name, found[size])
         for pair, disciplines in results.items() for name, found in disciplines.items() for size in found
@@ -47,12 +50,20 @@ def report(results: Mapping[str, Any]) -> Report:
     draft = {row["pair"]: row for row in rows if row["discipline"] == "draft"}
     busy = sorted({(pair, size) for pair, size, name, _ in cells if name == "late random"})
     at |= {(pair, size, "draft"): draft[pair] for pair, size, *_ in cells}
-    family = one_family(
-        {"on": f"{pair}, {size} robots", "measure": "success", "first": first, "second": second,
-         **asdict(compared(at[pair, size, first], at[pair, size, second]))}
+    tests = [
+        (f"{pair}, {size} robots", first, second, at[pair, size, first], at[pair, size, second])
         for pair, size in busy for first, second in RIVALS
         if (pair, size, first) in at and (pair, size, second) in at
-    )  # fmt: skip
+    ]  # fmt: skip
+    tests += [
+        (f"{NEAR}, {name}", "sockets", "virtual", ways["sockets"], ways["virtual"]) for name, ways in near.items()
+    ]
+    over = {name: ways["sockets"] for name, ways in near.items()} | ({"draft": draft["ball"]} if near else {})
+    tests += [(f"{NEAR}, sockets", *pair, *map(over.get, pair)) for pair in RIVALS if set(pair) <= set(over)]
+    family = one_family(
+        {"on": on, "measure": "success", "first": first, "second": second, **asdict(compared(*rows))}
+        for on, first, second, *rows in tests
+    )
     success = Table(
         "success", "Success by discipline, pair and robots in a fleet, with 95 % intervals over robots. In the file "
         "also that of the worst tenth of robots; of inferences, requests, those that the target served, and replies in "
@@ -61,6 +72,13 @@ def report(results: Mapping[str, Any]) -> Report:
         "{pair} | {robots} | {discipline} | {success:ci2} | {worst:ci2} | {asked:.2f} | {served:.2f} | {in_time:.2f} | "
         "{queue_p99_ms:.0f?} | {reply_p99_ms:.0f?}", [row | {"won": None} for row in rows],
         "{discipline} | {pair}, {robots} | {success:ci2}",
+    )  # fmt: skip
+    sleeping = Table(
+        "sockets", "Sixteen robots on ball at a target that answers one by one and sleeps for as long as a large one "
+        "computes (synthetic), without a link: over sockets in real time, and in virtual time.",
+        "discipline | time | success | asked | in time", "{discipline} | {way} | {success:ci2} | {asked:.2f} | {in_time:.2f}",
+        [{"discipline": name, "way": way, **row, **success_of(won_of(row)), "won": None}
+         for name, ways in near.items() for way, row in ways.items()],
     )  # fmt: skip
     pairs = list(results)
 
@@ -87,7 +105,10 @@ def report(results: Mapping[str, Any]) -> Report:
         facts[pair] = {name: row for (of, size, name), row in at.items() if (of, size) == (pair, most)} | {"most": most}
         tests = [row for row in family if row["on"] == f"{pair}, {most} robots"]
         facts[pair]["tests"] = {f"{row['first']} - {row['second']}": row for row in tests}
-    return Report([success, contrast_table(family)], facts, [Picture("fleet.svg", draw)])
+    facts[NEAR] = {f"{row['first']} - {row['second']}": row for row in family if row["on"] == f"{NEAR}, sockets"} | {
+        row["on"].removeprefix(f"{NEAR}, "): row for row in family if row["second"] == "virtual"
+    }
+    return Report([success, sleeping, contrast_table(family)], facts, [Picture("fleet.svg", draw)])
 
 
 def won_of(row: Mapping[str, Any]) -> NDArray[np.float64]:

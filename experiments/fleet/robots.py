@@ -1,0 +1,179 @@
+"""Robots of a fleet: how they ask, their gates, and their control steps in virtual time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.fleet.server import Server, SharedTarget
+from experiments.grid import ROOT
+from specact import SpeculativePolicy
+from specact.execution.player import WAIT, LateVerdicts
+from specact.gates import Always, Controller, Gate, Never, RateBudget
+from specact.gates.settings import gate_settings
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.families import FamilyRollout
+from specact.lab.rollout.rollout import episode_seed
+from specact.lab.rollout.timed import Prepared, TimedGate
+from specact.links.link import LINKS
+from specact.pair import Pair
+from specact.rng import Role, stream
+from specact.server.capacity import ServiceTime
+from specact.types import Proposal, VirtualClock
+
+# Pairs with the inferences of a robot a second, and robots that share a server.
+PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5}, (1, 4, 16, 64, 128)
+# Robots of a cell, in fleets; episodes of each before those that count, and of these; and room for their numbers.
+TOGETHER, WARM_UP, EPISODES, LIFE = max(FLEETS), 2, 6, 1000
+HORIZON = 20.0  # inferences, of the controllers: shorter than a life
+# A target of 38 ms alone, whose batches grow as measured; a camera frame; the share of the server that is shared out.
+TARGET_S, MOST, REQUEST_BYTES, LOAD, LINK = 0.038, 8, 12_000, 0.7, LINKS["wifi-paper"]
+
+
+@dataclass(frozen=True)
+class Discipline:
+    """How robots ask: where, by a score that is held at the fair share or granted by the server; None for everywhere.
+
+    A robot waits for its reply, executes its draft until then (late), or sends its score and is granted.
+    """
+
+    about: str
+    score: str | None = None
+    asks: Literal["never", "waits", "late", "granted"] = "late"
+    verifier: Literal["speculative", "target"] = "speculative"
+
+
+SCORES = {"random": "at random", "adahi": "where the action deviates", "learned": "where a head expects rejection"}
+DISCIPLINES = {
+    "draft": Discipline("the draft alone", asks="never"),
+    "always": Discipline("asks at every inference and waits", asks="waits"),
+    "late always": Discipline("asks at every inference; late verdicts"),
+    "late target": Discipline("the target's own actions as soon as they are there", verifier="target"),
+    **{score: Discipline(f"waits; asks {where} at the fair share", score, "waits") for score, where in SCORES.items()},
+    **{f"late {score}": Discipline(f"asks {where} at the fair share", score) for score, where in SCORES.items()},
+    **{f"central {score}": Discipline(f"granted {where}", score, "granted") for score, where in SCORES.items()},
+}
+
+
+def service() -> ServiceTime:
+    """The measured curve of the ball's target, in proportion, for one of TARGET_S."""
+    rows = json.loads((ROOT / "experiments" / "speed" / "results" / "capacity.json").read_text())
+    base, each = rows[0]["base_ms"], rows[0]["per_request_ms"]
+    return ServiceTime(TARGET_S * base / (base + each), TARGET_S * each / (base + each))
+
+
+def fair_share(name: str, robots: int, most: int = MOST) -> float:
+    """The rate at which so many robots take LOAD of what a server does in batches of at most ``most``."""
+    return min(1.0, LOAD * service().most_hz(most) / (robots * PAIRS[name]))
+
+
+def granted_together() -> int:
+    """The smallest batch whose throughput is that share."""
+    return next(size for size in range(1, MOST + 1) if size / service().of(size) >= LOAD * service().most_hz(MOST))
+
+
+class Offering(TimedGate):
+    """Offers every inference to the server, with another gate's score; the first of an episode before all others."""
+
+    def __init__(self, gate: Gate, target: SharedTarget) -> None:
+        super().__init__(gate, target.clock, 0.0)
+        self.threshold, self._target = -math.inf, target
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        self._target.score = math.inf if self.forced else super().score(proposal, rng)
+        return self._target.score
+
+
+@dataclass
+class Member:
+    """A robot of a fleet, its ``place`` among all, and the ``phase`` of its control steps, of which it skips some.
+
+    It ``waits`` if it holds until a reply is there; ``won`` are its episodes so far.
+    """
+
+    policy: SpeculativePolicy
+    world: SimulatedRobot
+    prepared: tuple[Prepared[Any], Prepared[Any]]
+    target: SharedTarget
+    place: int
+    phase: float
+    waits: bool
+    won: list[bool] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The next episode; those that do not count have numbers of their own."""
+        number = self.place * LIFE + len(self.won)
+        self.policy.reset(number)
+        self.target.request = None
+        self.last = np.zeros(self.world.env.action_space.shape or (), np.float32)
+        self.world.start(episode_seed(self.policy.address.seed, number, self.world.task))
+
+    def act(self) -> None:
+        """Its control step: it holds while its request is under way, or acts."""
+        if self.waits and self.target.request is not None and not self.target.is_over(self.target.request):
+            assert self.world.task.hold is not None
+            self.last = self.world.task.hold(self.last)
+        else:
+            self.last, self.target.request = self.policy.finish(), None
+        self.world.act(self.last)
+        if self.world.done:
+            self.won.append(self.world.success)
+            self.begin()
+
+
+def member(family: FamilyRollout, how: Discipline, server: Server, size: int, place: int, seed: int) -> Member:
+    """A robot at the start of its first episode."""
+    pair, clock, prepared = family.pair, VirtualClock(), (Prepared[Any](), Prepared[Any]())
+    phase = phase_of(seed, place, pair)
+    clock.sleep(phase % 1.0 / pair.rate_hz)
+    target = SharedTarget(prepared[1], server, clock, pair.execute / pair.rate_hz - 1e-6)
+    inner = scored(how, pair)
+    gate = Offering(inner, target) if server.grants else held(inner, fair_share(pair.env, size, server.most))
+    policy = SpeculativePolicy(
+        pair, gate, drafter=family.drafter(prepared[0]), verifier=family.verifier(target), clock=clock, seed=seed,
+        verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf), robot=place,
+    )  # fmt: skip
+    found = Member(policy, SimulatedRobot(load_task(pair.env)), prepared, target, place, phase, how.asks == "waits")
+    found.begin()
+    return found
+
+
+def phase_of(seed: int, place: int, pair: Pair[Any]) -> float:
+    """When a robot begins, in control steps."""
+    return float(stream(seed, Role.LINK, robot=place).uniform(0.0, pair.execute))
+
+
+def scored(how: Discipline, pair: Pair[Any]) -> Gate:
+    """The gate of a discipline, whose rate nobody holds; it asks at an episode's first inference."""
+    if how.score is None:
+        return Never() if how.asks == "never" else Always()
+    gate = gate_settings(how.score, pair, ["max_skips=unlimited"] * (how.score != "random")).build(pair)
+    gate.force_first = True
+    return gate
+
+
+def held(gate: Gate, share: float) -> Gate:
+    """The gate held at a share of the inferences, if it has a threshold to move."""
+    return gate if isinstance(gate, Never | Always) else Controller(gate, RateBudget(share), horizon=HORIZON)
+
+
+def control_step(members: Sequence[Member], family: FamilyRollout) -> None:
+    """One control step of robots in the order of their phases; as in other rollouts, all infer in one batch."""
+    fresh = [each for each in members if not (each.waits and each.target.request)]
+    windows = {id(each): each.policy.observe(each.world.observe()) for each in fresh if each.policy.wants_observation}
+    inferring = [each for each in fresh if each.policy.wants_inference]
+    if inferring:
+        outputs = family.infer([windows[id(each)] for each in inferring], [each.policy.address for each in inferring])
+        for each, *of in zip(inferring, *outputs, strict=True):
+            for slot, value in zip(each.prepared, of, strict=True):
+                slot.prepared = value
+    for each in fresh:
+        each.policy.ask(windows.get(id(each)))
+    for each in members:
+        each.act()

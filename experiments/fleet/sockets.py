@@ -1,0 +1,140 @@
+"""Robots that share one target over real sockets in real time; it sleeps for as long as a larger one would compute."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Barrier, Event
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from experiments.fleet.robots import (
+    DISCIPLINES,
+    EPISODES,
+    LIFE,
+    TOGETHER,
+    WARM_UP,
+    fair_share,
+    held,
+    phase_of,
+    scored,
+    service,
+)
+from experiments.grid import Run
+from experiments.measure import slowed
+from specact import SpeculativePolicy, load_pair
+from specact.execution.player import LateVerdicts
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.rollout import episode_seed
+from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
+from specact.remote.target import remote_verifier
+from specact.server.access import Address, Limits
+from specact.server.serve import serve
+from specact.server.service import Service
+from specact.wire.exchange import Exchange
+
+# So many robots ask more than a target can answer one by one.
+PAIR, ROBOTS = "ball", 16
+SENT = ("late always", "late random", "late adahi", "late learned")
+_READY_S = 60.0
+
+
+def answer(bundle: str, announce: Callable[[str], None]) -> None:
+    """Serves a bundle's target, which answers one request at a time and sleeps."""
+    exchange = load_pair(bundle).exchange
+    slow = slowed(exchange.answer, lambda kind, requests: service().of(len(requests)))
+    target = cast(Exchange[Any], SimpleNamespace(contract=exchange.contract, name=exchange.name, answer=slow))
+    serve(Service(target, Limits(max_batch=1), Address(port=0)), announce)
+
+
+@contextmanager
+def sleeping(bundle: str) -> Iterator[Endpoint]:
+    """The address of such a server, in a process of its own."""
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(bundle, sender.send), daemon=True)
+    process.start()
+    try:
+        if not receiver.poll(_READY_S):
+            raise TimeoutError("the target's process did not start")
+        yield Endpoint.parse(receiver.recv())
+    finally:
+        process.terminate()
+        process.join()
+
+
+class Fleet:
+    """Robots ``first``, ``first`` + 1, ... at one server, until all have had so many ``episodes``.
+
+    ``won`` are those of every robot; ``late_s``: how late control steps began.
+    """
+
+    def __init__(self, discipline: str, server: Endpoint, first: int, episodes: int, seed: int) -> None:
+        self._pair, self._how, self._server = load_pair(PAIR), DISCIPLINES[discipline], server
+        self._first, self._episodes, self._seed = first, episodes, seed
+        self._began, self._stopped = Barrier(ROBOTS), Event()
+        self.won: list[list[bool]] = [[] for _ in range(ROBOTS)]
+        self.late_s = list[float]()
+
+    def play(self) -> list[SpeculativePolicy]:
+        """Plays all episodes; returns the policies, with their counts."""
+        with ThreadPoolExecutor(ROBOTS) as threads:
+            robots = [threads.submit(self._drive, number) for number in range(ROBOTS)]
+            try:
+                for robot in as_completed(robots):
+                    robot.result()
+            finally:
+                self._stopped.set()
+                self._began.abort()
+        return [robot.result() for robot in robots]
+
+    def _drive(self, number: int) -> SpeculativePolicy:
+        pair, place, world = self._pair, self._first + number, SimulatedRobot(load_task(PAIR))
+        gate, period_s = held(scored(self._how, pair), fair_share(PAIR, ROBOTS, 1)), 1.0 / pair.rate_hz
+        with Client(self._server, pair.exchange.contract, f"robot {place}") as client:
+            client.connect(_READY_S)
+            policy = SpeculativePolicy(
+                pair, gate, verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute), seed=self._seed,
+                verdicts=LateVerdicts(math.inf), robot=place,
+            )  # fmt: skip
+            self._began.wait(_READY_S)
+            tick = time.monotonic() + phase_of(self._seed, place, pair) * period_s
+            while min(map(len, self.won)) < self._episodes and not self._stopped.is_set():
+                episode = place * LIFE + len(self.won[number])
+                policy.reset(episode)
+                world.start(episode_seed(self._seed, episode, world.task))
+                while not world.done:
+                    time.sleep(max(0.0, tick - time.monotonic()))
+                    self.late_s.append(time.monotonic() - tick)
+                    world.act(policy.act(world.observe()))
+                    tick += period_s
+                self.won[number].append(world.success)
+        return policy
+
+
+def measure(discipline: str, folder: Path, run: Run) -> dict[str, Any]:
+    """As many robots as in virtual time, a fleet after the other, in the same episodes."""
+    robots, end = (ROBOTS, WARM_UP + 1) if run.quick else (TOGETHER, WARM_UP + EPISODES)
+    won, late_s, policies = list[list[bool]](), list[float](), list[SpeculativePolicy]()
+    with sleeping(PAIR) as server:
+        for first in range(0, robots, ROBOTS):
+            fleet = Fleet(discipline, server, first, end, run.seed)
+            policies += fleet.play()
+            won += fleet.won
+            late_s += fleet.late_s
+            run.update("robots", first + ROBOTS, robots)
+    counts = {name: sum(each.counts[name] for each in policies) for name in ("steps", "transmitted", "in_time")}
+    return {
+        "won": ["".join(str(int(each)) for each in robot[WARM_UP:end]) for robot in won],
+        "asked": counts["transmitted"] / counts["steps"], "in_time": counts["in_time"] / counts["steps"],
+        "late_p99_ms": 1e3 * float(np.quantile(late_s, 0.99)),
+    }  # fmt: skip
