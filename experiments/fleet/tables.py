@@ -50,7 +50,7 @@ def report(results: Mapping[str, Any]) -> Report:
     draft = {row["pair"]: row for row in rows if row["discipline"] == "draft"}
     busy = sorted({(pair, size) for pair, size, name, _ in cells if name == "late random"})
     at |= {(pair, size, "draft"): draft[pair] for pair, size, *_ in cells}
-    tests = [
+    tests: list[tuple[str, str, str, Mapping[str, Any], Mapping[str, Any]]] = [
         (f"{pair}, {size} robots", first, second, at[pair, size, first], at[pair, size, second])
         for pair, size in busy for first, second in RIVALS
         if (pair, size, first) in at and (pair, size, second) in at
@@ -59,7 +59,7 @@ def report(results: Mapping[str, Any]) -> Report:
         (f"{NEAR}, {name}", "sockets", "virtual", ways["sockets"], ways["virtual"]) for name, ways in near.items()
     ]
     over = {name: ways["sockets"] for name, ways in near.items()} | ({"draft": draft["ball"]} if near else {})
-    tests += [(f"{NEAR}, sockets", *pair, *map(over.get, pair)) for pair in RIVALS if set(pair) <= set(over)]
+    tests += [(f"{NEAR}, sockets", *pair, over[pair[0]], over[pair[1]]) for pair in RIVALS if set(pair) <= set(over)]
     family = one_family(
         {"on": on, "measure": "success", "first": first, "second": second, **asdict(compared(*rows))}
         for on, first, second, *rows in tests
@@ -76,11 +76,15 @@ def report(results: Mapping[str, Any]) -> Report:
     sleeping = Table(
         "sockets", "Sixteen robots on ball at a target that answers one by one and sleeps for as long as a large one "
         "computes (synthetic), without a link: over sockets in real time, and in virtual time.",
-        "discipline | time | success | asked | in time", "{discipline} | {way} | {success:ci2} | {asked:.2f} | {in_time:.2f}",
+        "discipline | time | success | asked | in time",
+        "`{discipline}` | {way} | {success:ci2} | {asked:.2f} | {in_time:.2f}",
         [{"discipline": name, "way": way, **row, **success_of(won_of(row)), "won": None}
          for name, ways in near.items() for way, row in ways.items()],
     )  # fmt: skip
     pairs = list(results)
+
+    def named(on: str) -> dict[str, Any]:
+        return {f"{row['first']} - {row['second']}": row for row in family if row["on"] == on}
 
     def draw() -> Figure:
         figure = Figure(figsize=(4.8, 3.4 * len(pairs)), layout="constrained")
@@ -103,10 +107,10 @@ def report(results: Mapping[str, Any]) -> Report:
     for pair in pairs:
         most = max(size for of, size in busy if of == pair)
         facts[pair] = {name: row for (of, size, name), row in at.items() if (of, size) == (pair, most)} | {"most": most}
-        tests = [row for row in family if row["on"] == f"{pair}, {most} robots"]
-        facts[pair]["tests"] = {f"{row['first']} - {row['second']}": row for row in tests}
-    facts[NEAR] = {f"{row['first']} - {row['second']}": row for row in family if row["on"] == f"{NEAR}, sockets"} | {
-        row["on"].removeprefix(f"{NEAR}, "): row for row in family if row["second"] == "virtual"
+        facts[pair]["tests"] = named(f"{pair}, {most} robots")
+    facts[NEAR] = named(f"{NEAR}, sockets") | {
+        name: named(f"{NEAR}, {name}") | {way: row | success_of(won_of(row)) for way, row in ways.items()}
+        for name, ways in near.items()
     }
     return Report([success, sleeping, contrast_table(family)], facts, [Picture("fleet.svg", draw)])
 
