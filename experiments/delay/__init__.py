@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.delay import corrected
-from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, SCALED, UNCORRECTED, Corrected
+from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, UNCORRECTED, Corrected
 from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
@@ -243,7 +243,7 @@ def report(results: Results) -> Report:
         tables.append(Table("errors", about, heads, cells, results["errors"]))
     tables += [
         contrast_table(family),
-        glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | SCALED | corrected.ON_METAWORLD),
+        glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD),
     ]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))

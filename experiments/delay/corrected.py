@@ -129,17 +129,18 @@ UNCORRECTED = {
     f"uncorrected{of}": replace(CORRECTED[f"corrected{of}"], about="control: chunks as they are, or draft", scale=0.0)
     for of in ("", "_hidden")
 }
-SCALED = {
+_SHARES = {"uncorrected": UNCORRECTED["uncorrected"]} | {
     f"corrected_{of}": replace(CORRECTED["corrected"], about=f"control: a {of} of each correction", scale=scale)
     for of, scale in (("quarter", 0.25), ("half", 0.5))
 }
-_SHARES = SCALED | {"uncorrected": UNCORRECTED["uncorrected"]}
 PUSHED: dict[str, Corrected] = {
     **{
         name: replace(CORRECTED[name], world="pusht", delays=(0, 2, 4, 8))
         for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
     },
     **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in _SHARES.items()},
+    "corrected_1": Corrected("second training", "corrector", "", 1, (2,), "pusht"),
+    "corrected_2": Corrected("third training", "corrector", "", 2, (2,), "pusht"),
 }  # fmt: skip
 # The device sees proprioception alone: no camera, and no instruction.
 ON_LIBERO: dict[str, Corrected] = {

