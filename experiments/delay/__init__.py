@@ -85,7 +85,7 @@ METHODS: dict[str, Alone | Corrected] = {
     **CORRECTED,
 }
 _STILL = ("synchronous", "append", "aligned", "rtc", "rtc_trained", "corrected_hidden", "draft_hidden", "draft")
-_PUSHED = {name: Alone("", kind, WORLDS["pusht"].base, delays=(0, 2, 4, 8)) for name, kind in KINDS.items()}
+_PUSHED = {name: Alone("", kind, WORLDS["pusht"].base) for name, kind in KINDS.items()}
 _FLOW = WORLDS["libero"].base
 _OFTEN = {
     "aligned_1": Alone("control: aligned, asks every step", "aligned", WORLDS["pusht"].base, delays=(0,), every=1)
@@ -102,7 +102,7 @@ _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected
 # By world and link.
 PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
-    "still": {name: replace(METHODS[name], delays=(2, 4, 8)) for name in _STILL},
+    "still": {name: METHODS[name] for name in _STILL},
     "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
     "metaworld": {**_ON_ARM, **corrected.ON_METAWORLD},
     "libero": {**_LIBERO, **ON_LIBERO},

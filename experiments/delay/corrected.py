@@ -135,7 +135,7 @@ _SHARES = {"uncorrected": UNCORRECTED["uncorrected"]} | {
 }
 PUSHED: dict[str, Corrected] = {
     **{
-        name: replace(CORRECTED[name], world="pusht", delays=(0, 2, 4, 8))
+        name: replace(CORRECTED[name], world="pusht")
         for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
     },
     **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in _SHARES.items()},
