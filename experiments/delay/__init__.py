@@ -39,7 +39,7 @@ RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
 class Alone:
     """A chunk policy alone, whose chunks are executed in this way; ``guided`` also if it was trained for delays.
 
-    ``every``: control steps between two requests, in place of the trial's.
+    ``every``: control steps between two requests, in place of the trial's; ``steps``: of the flow.
     """
 
     about: str
@@ -49,6 +49,7 @@ class Alone:
     delays: tuple[int, ...] = DELAYS
     training: int = 0
     every: int = 0
+    steps: int = STEPS
 
     @property
     def needs(self) -> str:
@@ -70,6 +71,7 @@ class Alone:
         )  # fmt: skip
 
 
+DEVICE = Alone("control: the target on the device, in one step", "synchronous", delays=(0,), steps=1)
 KINDS: dict[str, Kind] = {"append": "append", "aligned": "aligned", "rtc": "rtc"}
 METHODS: dict[str, Alone | Corrected] = {
     "synchronous": Alone("waits for every chunk, and so asks less often", "synchronous"),
@@ -81,11 +83,14 @@ METHODS: dict[str, Alone | Corrected] = {
     "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
     "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
     "rtc_trained_1": Alone("training-time real-time chunking, second training", "rtc", TRAINED, False, (2, 4), 1),
+    "device": DEVICE,
     "rtc_trained_2": Alone("third training", "rtc", TRAINED, False, (2, 4), 2),
     **CORRECTED,
 }
-_STILL = ("synchronous", "append", "aligned", "rtc", "rtc_trained", "corrected_hidden", "draft_hidden", "draft")
-_PUSHED = {name: Alone("", kind, WORLDS["pusht"].base) for name, kind in KINDS.items()}
+_STILL = ("synchronous", *KINDS, "rtc_trained", "device", "corrected_hidden", "draft_hidden", "draft")
+_PUSHED = {name: Alone("", kind, WORLDS["pusht"].base) for name, kind in KINDS.items()} | {
+    "device": replace(DEVICE, bundle=WORLDS["pusht"].base)
+}
 _FLOW = WORLDS["libero"].base
 _OFTEN = {
     "aligned_1": Alone("control: aligned, asks every step", "aligned", WORLDS["pusht"].base, delays=(0,), every=1)
@@ -95,7 +100,7 @@ _LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0, 4, 8)), **_
     name: Alone("", kind, _FLOW, delays=(0, 4, 8) if name == "rtc" else (4, 8)) for name, kind in KINDS.items()
 }
 _ARM = WORLDS["metaworld"].base
-_ON_ARM = {"synchronous": Alone("", "synchronous", _ARM, delays=(0, 2, 4))} | {
+_ON_ARM = {"synchronous": Alone("", "synchronous", _ARM, delays=(0, 2, 4)), "device": replace(DEVICE, bundle=_ARM)} | {
     name: Alone("", kind, _ARM, delays=(2, 4)) for name, kind in KINDS.items()
 }
 _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected", "draft")
@@ -175,7 +180,7 @@ def choose(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict
 def _policy(method: Alone, out: Path) -> FlowPolicy:
     bundle = load_flow(out / method.needs / "run" / "bundles" / TRAINED if method.needs else method.bundle)
     delays = 0 if method.guided else bundle.delays
-    return FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=STEPS, delays=delays)
+    return FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=method.steps, delays=delays)
 
 
 def report(results: Results) -> Report:
