@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.delay.corrected import training_cells
 from experiments.fleet import sockets, tables
 from experiments.fleet.robots import (
+    CHASE,
+    CORRECTOR,
     DISCIPLINES,
     EPISODES,
     FLEETS,
@@ -28,6 +31,7 @@ from experiments.fleet.robots import (
     TOGETHER,
     WARM_UP,
     control_step,
+    disciplines,
     fair_share,
     granted_together,
     member,
@@ -43,10 +47,13 @@ from specact.lab.rollout.methods import METHODS
 
 def plan(run: Run) -> Iterator[Cell]:
     """A cell per pair, discipline and size of the fleets; the draft asks nobody, and a small fleet may always ask."""
+    needed = {CORRECTOR.needs, replace(CORRECTOR, method="first").needs}
+    yield from (cell for cell in training_cells() if cell.name in needed)
     for size in reversed(FLEETS):
         for name in PAIRS:
             scarce = fair_share(name, size) < 1.0
-            for discipline, how in DISCIPLINES.items():
+            for discipline in disciplines(name):
+                how = DISCIPLINES[discipline]
                 if (scarce or how.score is None) and (size == 1 or how.asks != "never"):
                     yield Cell(f"{name}/{discipline}/{size}", partial(measure, name, discipline, size, False))
     for discipline in sockets.SENT:
@@ -63,7 +70,9 @@ def report(results: Mapping[str, Any]) -> Report:
 
 def measure(name: str, discipline: str, size: int, near: bool, folder: Path, run: Run) -> dict[str, Any]:
     """Fleets of a size, together as many robots in every cell; ``near`` a server that answers one by one: no link."""
-    pair, how = load_pair(name), DISCIPLINES[discipline]
+    if name == CHASE:
+        run.result(CORRECTOR.needs)
+    pair, how = load_pair(CORRECTOR.folder(run.out) if name == CHASE else name), DISCIPLINES[discipline]
     family = rollout_of(pair, replace(METHODS["hybrid"], verifier=how.verifier))
     robots, episodes = (size, 1) if run.quick else (TOGETHER, EPISODES)
     most = 1 if near else granted_together() if how.asks == "granted" else MOST

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from experiments.delay.corrected import CORRECTED, Chance
+from experiments.delay.worlds import WORLDS
 from experiments.fleet.server import Server, SharedTarget
 from experiments.grid import ROOT
 from specact import SpeculativePolicy
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import Always, Controller, Gate, Never, RateBudget
+from specact.gates.gate import Periodic
 from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.timed import Prepared, TimedGate
@@ -27,11 +32,14 @@ from specact.rng import Role, stream
 from specact.server.capacity import ServiceTime
 from specact.types import Proposal, VirtualClock
 
-# Pairs with the inferences of a robot a second, and robots that share a server.
-PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5}, (1, 4, 16, 64, 128)
+# Pairs with the inferences of a robot a second; one is a corrector of the study of delay, whose device does not see the
+# goal and whose world is that study's. Robots that share a server.
+CHASE, CORRECTOR = "ball-chase", CORRECTED["corrected_hidden"]
+PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5, CHASE: 20.0}, (1, 4, 16, 64, 128)
 # Robots of a cell, in fleets; episodes of each before those that count, and of these; and room for their numbers.
 TOGETHER, WARM_UP, EPISODES, LIFE = max(FLEETS), 2, 6, 1000
-HORIZON = 20.0  # inferences, of the controllers: shorter than a life
+HORIZON = 20.0  # inferences, of the controllers: shorter than a life; and of a corrector, which infers at every step
+HORIZON_AT_EVERY_STEP = 100.0
 # A target of 38 ms alone, whose batches grow as measured; a camera frame; the share of the server that is shared out.
 TARGET_S, MOST, REQUEST_BYTES, LOAD, LINK = 0.038, 8, 12_000, 0.7, LINKS["wifi-paper"]
 
@@ -50,6 +58,12 @@ class Discipline:
 
 
 SCORES = {"random": "at random", "adahi": "where the action deviates", "learned": "where a head expects rejection"}
+# Of a corrector, in place of those; random, too, knows where there is no chunk.
+CORRECTING = {
+    "late staleness": Discipline("asks where the chunk is old or its correction large", "staleness"),
+    "late chance": Discipline("asks at random, and where there is no chunk", f"{Chance.__module__}:Chance"),
+    "late cadence": Discipline("asks every so many steps", "periodic"),
+}
 DISCIPLINES = {
     "draft": Discipline("the draft alone", asks="never"),
     "always": Discipline("asks at every inference and waits", asks="waits"),
@@ -58,7 +72,15 @@ DISCIPLINES = {
     **{score: Discipline(f"waits; asks {where} at the fair share", score, "waits") for score, where in SCORES.items()},
     **{f"late {score}": Discipline(f"asks {where} at the fair share", score) for score, where in SCORES.items()},
     **{f"central {score}": Discipline(f"granted {where}", score, "granted") for score, where in SCORES.items()},
+    **CORRECTING,
 }
+
+
+def disciplines(name: str) -> list[str]:
+    """Those of a pair."""
+    if name == CHASE:
+        return ["draft", "late always", *CORRECTING]
+    return [each for each in DISCIPLINES if each not in CORRECTING]
 
 
 def service() -> ServiceTime:
@@ -132,14 +154,18 @@ def member(family: FamilyRollout, how: Discipline, server: Server, size: int, pl
     pair, clock, prepared = family.pair, VirtualClock(), (Prepared[Any](), Prepared[Any]())
     phase = phase_of(seed, place, pair)
     clock.sleep(phase % 1.0 / pair.rate_hz)
-    target = SharedTarget(prepared[1], server, clock, pair.execute / pair.rate_hz - 1e-6)
-    inner = scored(how, pair)
-    gate = Offering(inner, target) if server.grants else held(inner, fair_share(pair.env, size, server.most))
+    # A reply to a corrector is of use until its chunk ends; its target infers for those that ask alone.
+    answers = pair.target() if pair.corrects else prepared[1]
+    target = SharedTarget(answers, server, clock, max(pair.execute, pair.corrects) / pair.rate_hz - 1e-6)
+    name = CHASE if pair.corrects else pair.env
+    share = fair_share(name, size, server.most)
+    inner = scored(how, pair, share)
+    gate = Offering(inner, target) if server.grants else held(inner, share, pair)
     policy = SpeculativePolicy(
         pair, gate, drafter=family.drafter(prepared[0]), verifier=family.verifier(target), clock=clock, seed=seed,
         verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf), robot=place,
     )  # fmt: skip
-    found = Member(policy, SimulatedRobot(load_task(pair.env)), prepared, target, place, phase, how.asks == "waits")
+    found = Member(policy, SimulatedRobot(task_of(pair)), prepared, target, place, phase, how.asks == "waits")
     found.begin()
     return found
 
@@ -149,18 +175,28 @@ def phase_of(seed: int, place: int, pair: Pair[Any]) -> float:
     return float(stream(seed, Role.LINK, robot=place).uniform(0.0, pair.execute))
 
 
-def scored(how: Discipline, pair: Pair[Any]) -> Gate:
+def task_of(pair: Pair[Any]) -> Task:
+    """The pair's task, in the study's world."""
+    task = load_task(pair.env)
+    return replace(task, make=partial(task.make, pace=WORLDS[CORRECTOR.world].pace)) if pair.corrects else task
+
+
+def scored(how: Discipline, pair: Pair[Any], share: float) -> Gate:
     """The gate of a discipline, whose rate nobody holds; it asks at an episode's first inference."""
     if how.score is None:
         return Never() if how.asks == "never" else Always()
+    if how.score == "periodic":
+        return Periodic(math.ceil(1.0 / share))
     gate = gate_settings(how.score, pair, ["max_skips=unlimited"] * (how.score != "random")).build(pair)
     gate.force_first = True
     return gate
 
 
-def held(gate: Gate, share: float) -> Gate:
+def held(gate: Gate, share: float, pair: Pair[Any]) -> Gate:
     """The gate held at a share of the inferences, if it has a threshold to move."""
-    return gate if isinstance(gate, Never | Always) else Controller(gate, RateBudget(share), horizon=HORIZON)
+    if isinstance(gate, Never | Always | Periodic):
+        return gate
+    return Controller(gate, RateBudget(share), horizon=HORIZON_AT_EVERY_STEP if pair.corrects else HORIZON)
 
 
 def control_step(members: Sequence[Member], family: FamilyRollout) -> None:
@@ -168,7 +204,7 @@ def control_step(members: Sequence[Member], family: FamilyRollout) -> None:
     fresh = [each for each in members if not (each.waits and each.target.request)]
     windows = {id(each): each.policy.observe(each.world.observe()) for each in fresh if each.policy.wants_observation}
     inferring = [each for each in fresh if each.policy.wants_inference]
-    if inferring:
+    if inferring and not family.pair.corrects:
         outputs = family.infer([windows[id(each)] for each in inferring], [each.policy.address for each in inferring])
         for each, *of in zip(inferring, *outputs, strict=True):
             for slot, value in zip(each.prepared, of, strict=True):

@@ -99,7 +99,8 @@ class Fleet:
 
     def _drive(self, number: int) -> SpeculativePolicy:
         pair, place, world = self._pair, self._first + number, SimulatedRobot(load_task(PAIR))
-        gate, period_s = held(scored(self._how, pair), fair_share(PAIR, ROBOTS, 1)), 1.0 / pair.rate_hz
+        share, period_s = fair_share(PAIR, ROBOTS, 1), 1.0 / pair.rate_hz
+        gate = held(scored(self._how, pair, share), share, pair)
         with Client(self._server, pair.exchange.contract, f"robot {place}") as client:
             client.connect(_READY_S)
             policy = SpeculativePolicy(

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import add_series, points_of
+from experiments.fleet.robots import CHASE, PAIRS
 from experiments.report import Picture, Report, Table, contrast_table, one_family, significant
 from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
@@ -21,10 +22,16 @@ SHOWN = {
     "draft": "draft", "hybrid": "late always", "random": "late random", "learned": "late learned",
     "adahi": "late adahi", "plain_random": "central random", "learned_action": "central learned",
 }  # fmt: skip
+OF_CORRECTOR = {
+    "draft": "draft", "hybrid": "late always", "random": "late chance", "adahi": "late staleness",
+    "plain_random": "late cadence",
+}  # fmt: skip
 # The same rate, chosen; what the server's choice adds; and what limits and requests are worth.
-SELECTION = [(f"{ask}{score}", f"{ask}random") for ask in ("", "late ", "central ") for score in ("adahi", "learned")]
+SELECTION = [("late staleness", "late chance"), ("late staleness", "late cadence")]
+SELECTION += [(f"{ask}{score}", f"{ask}random") for ask in ("", "late ", "central ") for score in ("adahi", "learned")]
 CENTRAL = [(f"central {score}", f"late {score}") for score in ("random", "adahi", "learned")]
 LIMITS = [("late random", rival) for rival in ("late always", "random", "draft")]
+LIMITS += [("late cadence", rival) for rival in ("late always", "draft")]
 RIVALS = [*SELECTION, *CENTRAL, *LIMITS]
 
 
@@ -37,7 +44,7 @@ def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Contrast:
 
 def report(results: Mapping[str, Any]) -> Report:
     """Every discipline at every size, the contrasts where the server is the bottleneck, and the picture."""
-    near, results = results.get(NEAR, {}), {pair: of for pair, of in results.items() if pair != NEAR}
+    near, results = results.get(NEAR, {}), {pair: results[pair] for pair in PAIRS if pair in results}
     cells = [
         (pair, int(size), name, found[size])
         for pair, disciplines in results.items() for name, found in disciplines.items() for size in found
@@ -48,7 +55,7 @@ def report(results: Mapping[str, Any]) -> Report:
     ]
     at = {(row["pair"], row["robots"], row["discipline"]): row for row in rows}
     draft = {row["pair"]: row for row in rows if row["discipline"] == "draft"}
-    busy = sorted({(pair, size) for pair, size, name, _ in cells if name == "late random"})
+    busy = sorted({(pair, size) for pair, size, name, _ in cells if name in ("late random", "late cadence")})
     at |= {(pair, size, "draft"): draft[pair] for pair, size, *_ in cells}
     tests: list[tuple[str, str, str, Mapping[str, Any], Mapping[str, Any]]] = [
         (f"{pair}, {size} robots", first, second, at[pair, size, first], at[pair, size, second])
@@ -89,13 +96,13 @@ def report(results: Mapping[str, Any]) -> Report:
     def draw() -> Figure:
         figure = Figure(figsize=(4.8, 3.4 * len(pairs)), layout="constrained")
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
-            sizes = sorted({size for of, size, _ in at if of == pair})
+            sizes, names = sorted({size for of, size, _ in at if of == pair}), OF_CORRECTOR if pair == CHASE else SHOWN
             points = {
                 style: points_of({size: at[pair, size, name]["success"] for size in sizes if (pair, size, name) in at})
-                for style, name in SHOWN.items()
+                for style, name in names.items()
             }
             shown = {style: of for style, of in points.items() if of}
-            add_series(axes, shown, "robots at one server", "success", pair, SHOWN)
+            add_series(axes, shown, "robots at one server", "success", pair, names)
             axes.set_xscale("log", base=2)
         return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,13 @@ pytest.importorskip("mujoco")
 from experiments.delay import corrected
 from experiments.delay.corrected import CORRECTED, PUSHED, Corrected, training_cells
 from experiments.delay.worlds import BALL, EVERY, PUSHT, Trial
+from experiments.fleet import robots
+from experiments.fleet.server import Server
 from experiments.grid import Run
+
+from specact.lab.rollout.families import FamilyRollout
+from specact.lab.rollout.methods import HYBRID
+from specact.load import load_pair
 
 
 @pytest.fixture
@@ -57,3 +64,13 @@ def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path
     assert files[1] == files[2], "the controls learn from the same rollouts"
     assert files[0][0] == files[1][0] and files[0][1] != files[1][1], "every other one is played by the first"
     assert files[3][0] != files[1][0]
+    # In a fleet the target infers for those that ask alone, and a reply is of use until the chunk ends.
+    pair = load_pair(hidden.folder(tmp_path))
+    server = Server(robots.service(), 1, 0.0, 0.0, grants=False)
+    robot = robots.member(FamilyRollout(pair, HYBRID), robots.DISCIPLINES["late cadence"], server, 16, 0, 1)
+    for _ in range(40):
+        robots.control_step([robot], FamilyRollout(pair, HYBRID))
+        robot.policy.clock.sleep(1.0 / pair.rate_hz)
+    period = math.ceil(1.0 / robots.fair_share(robots.CHASE, 16, 1))
+    assert len(server.sent) == math.ceil(40 / period)
+    assert server.sent[0].due - server.sent[0].at == pytest.approx(16 / pair.rate_hz, abs=1e-3)

@@ -25,7 +25,7 @@ SMALL = {
     "libero": "libero-spatial-flow/full",
     "metaworld": "cameras", "outage": "races/0", "speed": "neighbours",
     "split": "precision", "tised": "jerk-window", "tokens": "kitchen-tokens/gain", "value": "oracle/ball/0.1",
-    "fleet": "ball/late random/16",
+    "fleet": "near/late random/sockets",
 }  # fmt: skip
 
 
