@@ -184,7 +184,7 @@ def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
     files = record_rollouts(
         partial(record, recipe["seed"]), folder / "rollouts", held_out, run.pool.each, partial(run.update, "rollouts")
     )
-    _, fit = fit_memory(settings, read_rollouts(files), drafters.memory, drafters.own["head"])
+    _, fit = fit_memory(settings, read_rollouts(files), drafters.memory, drafters.by_name["head"])
     return {
         "boundary": settings.fast, "similarity": settings.skip.similarity, "distance": settings.skip.distance,
         **fit["boundary"],

@@ -81,10 +81,10 @@ class GateOptions(Options):
             remark("head, held out: " + "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
         return gate_settings(self.gate, pair, self.gate_options)
 
-    def report(self, pair: Pair[Any], made: Calibration) -> None:
+    def report(self, pair: Pair[Any], calibration: Calibration) -> None:
         """Stores a calibration, and prints it."""
-        path = made.save(self._folder(pair))
-        print_result(self.json, asdict(made), [*self._lines(made), f"written: {path}"])
+        path = calibration.save(self._folder(pair))
+        print_result(self.json, asdict(calibration), [*self._lines(calibration), f"written: {path}"])
 
     def _lines(self, calibration: Calibration) -> Iterator[str]:
         """The threshold, and what the scores say of rejections, or of the distance to the target."""

@@ -72,13 +72,13 @@ def text_of(value: Any, digits: int = 4) -> str:
     return str(value)
 
 
-def table_of(title: str, rows: Iterable[Mapping[str, Any]], shown: Mapping[str, str], caption: str = "") -> Table:
-    """A table of plain values: ``shown`` has the headings of their names, ``mean.low`` for what is nested."""
+def table_of(title: str, rows: Iterable[Mapping[str, Any]], headings: Mapping[str, str], caption: str = "") -> Table:
+    """A table of plain values: ``headings`` by their names, ``mean.low`` for what is nested."""
     table = Table(title=title, caption=caption, box=None, padding=(0, 2, 0, 0))
-    for number, head in enumerate(shown.values()):
+    for number, head in enumerate(headings.values()):
         table.add_column(head, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*("-" if (value := value_at(row, name)) is None else text_of(value, 3) for name in shown))
+        table.add_row(*("-" if (value := value_at(row, name)) is None else text_of(value, 3) for name in headings))
     return table
 
 

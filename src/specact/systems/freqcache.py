@@ -148,9 +148,9 @@ def _cosines(size: int) -> Plane:
     return np.asarray(matrix)
 
 
-def spectral_entropy(of: Spectrum) -> float:
+def spectral_entropy(values: Spectrum) -> float:
     """``-sum_u p_u log p_u / log(bins)`` with ``p_u = |F_u|^2 / sum |F|^2``, in [0, 1], of a :func:`spectrum`."""
-    power = np.square(of.real) + np.square(of.imag)
+    power = np.square(values.real) + np.square(values.imag)
     total = power.sum()
     if not total > _EPSILON:
         return 0.0

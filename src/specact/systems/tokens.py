@@ -112,11 +112,11 @@ class DrafterBundle(Bundle[DraftedFor]):
     """A loaded bundle of drafters.
 
     Attributes:
-        own: the target's own drafters, by their names in a request.
+        by_name: drafters that run beside the target, by their names in a request.
         head, memory: of Spec-VLA and of HeiSD.
     """
 
-    own: dict[str, TreeDrafter]
+    by_name: dict[str, TreeDrafter]
     head: TokenHead
     memory: Memory
 
@@ -171,7 +171,7 @@ def load_token_pair(
     folder = bundle.path / DRAFTERS
     drafters = load_drafters(folder, bundle, compute=compute) if folder.exists() else None
     prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
-    policy = bundle.policy(drafters.own if drafters else None)
+    policy = bundle.policy(drafters.by_name if drafters else None)
     return TokenParts(
         bundle.name, policy, drafters, draft.policy if draft else None, decoding, bundle.fingerprint,
         env=bundle.env, fingerprint=joint_fingerprint(*prints), path=bundle.path,

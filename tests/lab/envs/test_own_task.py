@@ -52,6 +52,7 @@ def test_a_bundle_cannot_have_code_imported(foreign: Pair[Any], tmp_path: Path) 
     with pytest.raises(ConfigError, match=told):
         env_of(foreign.env, TROLLEY)
     assert env_of(foreign.env, foreign.env) == foreign.env
+    assert env_of("", TROLLEY) == TROLLEY
     with Pool(1) as pool:
         with pytest.raises(ConfigError, match=told):
             evaluate(Evaluation(str(foreign.path), None, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)

@@ -48,11 +48,11 @@ class LoadedPolicy:
     env: str = ""
 
 
-def check_made_for(made: Bundle[Any], target: LoadedPolicy | Bundle[Any], repair: str) -> None:
+def check_made_for(bundle: Bundle[Any], target: LoadedPolicy | Bundle[Any], repair: str) -> None:
     """BundleError for a bundle whose spec says that it was made for another target."""
-    if made.spec.target != target.fingerprint:
+    if bundle.spec.target != target.fingerprint:
         raise BundleError(
-            f"{made.path} was made for the target {made.spec.target}, but {target.name} is {target.fingerprint}; "
+            f"{bundle.path} was made for the target {bundle.spec.target}, but {target.name} is {target.fingerprint}; "
             f"{repair}"
         )
 

@@ -116,22 +116,22 @@ def cannot_draw(error: Exception) -> str:
     return f"MuJoCo cannot draw with MUJOCO_GL={chosen!r} ({type(error).__name__}: {why}); {HOW_TO_DRAW}"
 
 
-def env_of(own: str, given: str | None = None) -> str:
-    """The environment that a bundle was made for, which may be empty, given the one that the user named, or None.
+def env_of(stored: str, named: str | None = None) -> str:
+    """The environment that a bundle was made for, or, where it has none, what the user ``named``.
 
     A bundle must not be able to run code: if its environment is ``MODULE:TASK``, the user has to name it too.
 
     Raises:
         ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another or none; or neither names one.
     """
-    if not own and given is None:
+    if not stored and named is None:
         raise ConfigError(
             "these policies were made for no environment that has a name; give it with --env, or work along "
             "demonstrations with specact offline"
         )
-    if is_plugin(own) and own != given:
+    if is_plugin(stored) and stored != named:
         raise ConfigError(
-            f"this bundle was made for the environment {own!r}, which is code that does not come "
-            f"with specact; if you trust it, name it yourself: --env {own}"
+            f"this bundle was made for the environment {stored!r}, which is code that does not come "
+            f"with specact; if you trust it, name it yourself: --env {stored}"
         )
-    return own
+    return stored or str(named)

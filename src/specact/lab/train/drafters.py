@@ -114,7 +114,7 @@ class DrafterTraining(Training):
         if kept is not None:
             for part, file in kept.files.items():
                 folder.take(part, file)
-            settings, fitted = fit_memory(kept.settings, self.held_out, kept.memory, kept.own["head"])
+            settings, fitted = fit_memory(kept.settings, self.held_out, kept.memory, kept.by_name["head"])
             values = json.loads((kept.path / MANIFEST).read_text())
             values["training"] = {**values.get("training", {}), **fitted}
             return [folder.finish(values, replace(kept.spec, settings=settings))]
