@@ -164,7 +164,7 @@ def measure(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dic
     """A method in trials like this one."""
     if method.needs:
         run.result(method.needs)
-    return played(method.run, of, run, run.seed, of.world.episodes)
+    return played(method.run, of, run, run.seed, EPISODES if of.place in RECORDED else of.world.episodes)
 
 
 def choose(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
