@@ -213,17 +213,19 @@ def report(results: Results) -> Report:
     for test, (first, second) in zip(family, pairs, strict=True):
         facts[first["fact"].format(f"{first['method']}_{second['method']}")] = test
     groups["links"] = [{**row, "link": link} for link in RECORDED for row in groups[link]]
+    counts = {name: "/".join(sorted({str(len(row["won"])) for row in group})) for name, group in groups.items()}
     # Of every table what a row is, its first columns, and what the page shows.
     abouts = {
         world: (
-            f"{of.episodes} paired episodes of {of.name}; d: control steps of {1e3 / of.rate_hz:.0f} ms until a "
+            f"{counts[world]} paired episodes of {of.name}; d: control steps of {1e3 / of.rate_hz:.0f} ms until a "
             "chunk can be played; 95 % intervals over episodes. In the file also jerk and the largest step at seams, "
             "requests, and the share of the time without a chunk, in which the robot holds still or its draft acts.",
             "method | d", "`{method}` | {at}", "`{method}` | d = {at} | {success:ci2}",
         ) for world, of in WORLDS.items()
     } | {
         "links": (
-            f"{EPISODES} paired episodes of {ball} over recorded links; an inference takes {1e3 * INFERENCE_S:.0f} ms.",
+            f"{counts['links']} paired episodes of {ball} over recorded links; an inference takes "
+            f"{1e3 * INFERENCE_S:.0f} ms.",
             "link | method", "{link} | `{method}`", "`{method}` | {link} | {success:ci2}",
         ),
         "own": (f"Each at its best of {CHOSEN} other episodes.", "method | d | every", "`{method}` | {at} | {every}",
