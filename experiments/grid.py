@@ -30,7 +30,6 @@ from specact.files import write_json, write_whole
 from specact.lab.data.folder import locked
 from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.report.figures import style
-from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.load import make_pair
 
@@ -39,6 +38,8 @@ NAMES = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init
 CPUINFO = Path("/proc/cpuinfo")
 # What is kept of an evaluation's summary.
 KEPT = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
+# Times that an evaluation need not measure, because they are not used.
+UNTIMED: dict[str, Any] = dict.fromkeys(("draft_ms", "gate_ms", "head_ms", "target_ms"), 1.0)
 # In the folder of a cell, written when it is finished, and how it was measured; and in that of the run.
 CELL, STAMP, RUN = "cell.json", "stamp.json", "run.json"
 
@@ -250,13 +251,8 @@ def specact(*words: object, folder: Path | None = None, **environment: str) -> s
     return subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True).stdout
 
 
-def made_pair(path: Path, draft: str, target: str, settings: PairSettings) -> Path:
-    """The pair of two policies in this folder, which is made if it is not there."""
+def made_pair(path: Path, draft: str, target: str, **settings: Any) -> str:
+    """The pair of two policies in this folder, which is made with these :class:`PairSettings` if it is not there."""
     if not path.exists():
-        make_pair(path, draft, target, settings)
-    return path
-
-
-def by_name(*methods: Method) -> dict[str, Method]:
-    """Methods by name."""
-    return {method.name: method for method in methods}
+        make_pair(path, draft, target, PairSettings(**settings))
+    return str(path)

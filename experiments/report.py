@@ -259,7 +259,10 @@ class _Cells(Formatter):
             return none if "?" in format_spec else "-"
         if spec == "verdict":
             return verdict(value)
-        return interval_text(value, int(digits), sign) if interval else format(value, spec)
+        if not interval:
+            return format(value, spec)
+        mean = next(value[key] for key in ("rate", "mean", "difference", "relative") if key in value)
+        return "{1:{0}} [{2:{0}}, {3:{0}}]".format(f"{sign}.{digits}f", mean, *ends(value))
 
 
 def verdict(contrast: Metrics) -> str:
@@ -267,13 +270,6 @@ def verdict(contrast: Metrics) -> str:
     if not significant([contrast]):
         return "not shown to differ from"
     return "better than" if contrast["difference"] > 0 else "worse than"
-
-
-def interval_text(interval: Metrics, digits: int = 2, sign: str = "") -> str:
-    """A rate, mean or difference with its interval."""
-    mean = next(interval[key] for key in ("rate", "mean", "difference", "relative") if key in interval)
-    low, high = ends(interval)
-    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 
 def span(values: Iterable[float]) -> tuple[float, float]:

@@ -105,11 +105,9 @@ def tables_of(study: Study, tabled: Mapping[str, Metrics]) -> list[Table]:
         paper.append({"name": here, **{key: methods[key]["success"]["rate"] for key in SHOWN}, "sent": sent})
         errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
         cells = {key: methods.get(key, {}).get(measure) for key in (*SHOWN, "target_on_device", "head_draft")}
-        longest: Metrics = max(
-            (run for (bundle, _), run in study.items() if bundle == f"{pair}-distilled"),
-            key=lambda run: int(run["episodes"]), default={"methods": {}},
-        )  # fmt: skip
-        alone = longest["methods"].get("draft", {}).get(measure)
+        alone = next(
+            run["methods"]["draft"][measure] for (bundle, _), run in study.items() if bundle == f"{pair}-distilled"
+        )
         pairs.append({"name": pair, "measure": measure, "episodes": summary["episodes"], **cells, "distilled": alone})
     sockets = [
         {"pair": bundle, "episodes": summary["episodes"], "asked": summary["methods"]["adahi"]["sent"],

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures import add_series, points_of
-from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
+from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, specact
 from experiments.measure import interleaved, relative_costs, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from specact.lab.evaluation.run import Evaluation
@@ -146,7 +146,7 @@ RIVALS: dict[str, tuple[str, ...]] = {
     "flash_last": (), "flash_last_fitted": (), "flash_policy": (), "flash_policy_fitted": (), "block": ("full",),
     "unchecked": (), "unchecked_fitted": (),
 }  # fmt: skip
-METHODS = by_name(*(composed(name, (ROUNDS | CONTROLS)[name], *rivals) for name, rivals in RIVALS.items()))
+METHODS = {name: composed(name, (ROUNDS | CONTROLS)[name], *rivals) for name, rivals in RIVALS.items()}
 
 
 def plan(run: Run) -> Iterator[Cell]:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FULL
-from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
+from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, specact
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, one_family, under
 from specact.families.chunks.flow import FlowNetworks
@@ -128,11 +128,11 @@ RIVALS: dict[str, tuple[str, ...]] = {
     "freqcache_oldest": ("full",), "full_5": (), "full_3": (), "full_2": (), "freqcache_changed": ("full",),
     "freqcache_all": (),
 }  # fmt: skip
-METHODS = by_name(
-    FULL["full"],
-    *(composed(name, REUSE[name], *rivals) if name in REUSE else FULL[name] for name, rivals in RIVALS.items()),
-    composed("freqcache_2", ReusingRounds("FreqCache, and 2 steps", steps=2), "full_2"),
-)
+METHODS = {
+    "full": FULL["full"],
+    **{name: composed(name, REUSE[name], *of) if name in REUSE else FULL[name] for name, of in RIVALS.items()},
+    "freqcache_2": composed("freqcache_2", ReusingRounds("FreqCache, and 2 steps", steps=2), "full_2"),
+}
 SHOWN = {
     "freqcache": "FreqCache", "freqcache_random": "random tokens", "freqcache_oldest": "oldest recomputed",
     "freqcache_still": "without motion", "freqcache_changed": "least changed reused", "freqcache_all": "whole overlap",

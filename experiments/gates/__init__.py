@@ -17,7 +17,6 @@ from typing import Any, get_args
 from experiments.gates import tables
 from experiments.grid import Cell, Run, evaluated, made_pair
 from specact.bundle.bundle import HEAD
-from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
 from specact.gates.codes import Kind
 from specact.lab.evaluation.run import Evaluation
@@ -132,7 +131,7 @@ def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run:
 
 def chunks(folder: Path, run: Run) -> Any:
     """The learned gate of a chunk pair beside random at its rate."""
-    path = made_pair(folder / "pair", "pusht#draft", "pusht-flow", PairSettings(execute=4, env="pusht"))
+    path = Path(made_pair(folder / "pair", "pusht#draft", "pusht-flow", execute=4, env="pusht"))
     pair = load_pair(path)
     if not (path / HEAD).is_file():
         recipe = replace(DISTANCE, steps=20) if run.quick else DISTANCE

@@ -17,14 +17,13 @@ import numpy as np
 from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FLOW
 from experiments.flash import cost_of, measure_rounds
-from experiments.grid import Cell, Experiment, Results, Run, evaluated, made_pair, specact
+from experiments.grid import UNTIMED, Cell, Experiment, Results, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
 from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
 from experiments.tokens import alone, costs, relative_time
 from experiments.tokens.gain import measure_gain
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
-from specact.families.chunks.pair import PairSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrate
 from specact.lab.envs import evaluated as evaluated_in
@@ -175,7 +174,7 @@ def gated(policy: str, row: Row, of: Asking, folder: Path, run: Run) -> dict[str
     """The policy behind its draft; gates are calibrated on drawn states."""
     pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
-        pair = str(made_pair(folder / "pair", draft, policy, PairSettings(env=SPATIAL)))
+        pair = made_pair(folder / "pair", draft, policy, env=SPATIAL)
     if "learned" in methods:
         lessons, few = run.few(LESSONS), run.few(CALIBRATED)
         specact("calibrate", pair, "--gate", "learned", "--rate", of.rate, "--lessons", lessons, "--episodes", few,
@@ -186,9 +185,8 @@ def gated(policy: str, row: Row, of: Asking, folder: Path, run: Run) -> dict[str
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
-    """What is kept, by method; times of a rollout are not used, so the accounted ones are any."""
-    evaluation = replace(evaluation, seed=run.seed, shard=SHARD, draft_ms=1.0, gate_ms=1.0, head_ms=1.0, target_ms=1.0)
-    summary = evaluated(evaluation, folder, run)
+    """What is kept, by method."""
+    summary = evaluated(replace(evaluation, seed=run.seed, shard=SHARD, **UNTIMED), folder, run)
     return {
         name: {
             "won": [int(value) for value in outcomes(folder, name)],

@@ -20,7 +20,6 @@ from experiments.measure import outcomes, paired
 from experiments.metaworld import device
 from experiments.metaworld.tables import METHODS
 from experiments.metaworld.tables import report as report
-from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.statistics import contrast, seeds_interval
@@ -80,12 +79,11 @@ def plan(run: Run) -> Iterator[Cell]:
 def source(name: str, run: Run, *, calibrated: bool = False) -> str:
     """A bundle by name, in the folder of data or in the package; pairs with the draft are made."""
     if name in MADE:
-        settings = PairSettings(execute=4, env="metaworld")
-        pair = made_pair(run.out / "pairs" / name, "metaworld-draft", MADE[name], settings)
-        if calibrated and not (pair / "calibration").exists():
+        pair = made_pair(run.out / "pairs" / name, "metaworld-draft", MADE[name], execute=4, env="metaworld")
+        if calibrated and not Path(pair, "calibration").exists():
             few = ("--episodes", 2, "--rounds", 1) if run.quick else ()
             specact("calibrate", pair, "--rate", RATE, *few)
-        return str(pair)
+        return pair
     bundle = (run.data or Path()) / name
     return str(bundle) if (bundle / "manifest.json").exists() else name
 
@@ -93,7 +91,7 @@ def source(name: str, run: Run, *, calibrated: bool = False) -> str:
 def alone(name: str, execute: int, run: Run) -> str:
     """A pair of a policy with itself that executes so many actions of a chunk."""
     bundle = source(name, run)
-    return str(made_pair(run.out / "pairs" / f"{name}-{execute}", bundle, bundle, PairSettings(execute=execute)))
+    return made_pair(run.out / "pairs" / f"{name}-{execute}", bundle, bundle, execute=execute)
 
 
 def evaluation(

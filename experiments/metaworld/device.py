@@ -18,7 +18,6 @@ import numpy as np
 
 from experiments.grid import Cell, Run, made_pair, specact
 from experiments.measure import paired
-from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
 from specact.lab.rollout.processes import linked, serving
 from specact.load import load_pair
@@ -94,8 +93,7 @@ def measure(
     # As many actions of a chunk as in the pair: executing more of them is a different policy.
     for word, steps in (("ALONE", 10), ("FEWER", fewer)):
         if word in method.options:
-            settings = PairSettings(execute=pair.execute, draft_steps=steps)
-            stands[word] = str(made_pair(folder / word.lower(), target, target, settings))
+            stands[word] = made_pair(folder / word.lower(), target, target, execute=pair.execute, draft_steps=steps)
     with ExitStack() as stack:
         server = stack.enter_context(serving(path if "PAIR" in method.options else target))
         where = f"rtt:{run.needed('recorded links') / RECORDING}" if link.startswith("rtt:") else link

@@ -172,11 +172,8 @@ def simulated(
     Returns:
         ``latency_ms`` and ``cuts`` of each inference.
     """
-    model, rng, past = (
-        load_link(link.at(link.trained_s)),
-        stream(0, Role.LINK),
-        deque[tuple[float, float]](maxlen=MAX_EXCHANGES),
-    )
+    model, rng = load_link(link.at(link.trained_s)), stream(0, Role.LINK)
+    past = deque[tuple[float, float]](maxlen=MAX_EXCHANGES)
     up, downs = int(costs.observation_bytes), costs.cut_bytes.astype(int).tolist()
     clock = [0.0]
     largest = max(cut for cut in range(costs.stages + 1) if costs.loads[cut] <= budget)

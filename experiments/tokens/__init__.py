@@ -17,7 +17,6 @@ from experiments.measure import interleaved, largest_p, outcomes, paired, ratio_
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from experiments.tokens.gain import measure_gain
 from experiments.tokens.methods import METHODS
-from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.distillation import read_rollouts, record_rollouts, record_tokens
@@ -212,7 +211,7 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def alone(policy: str, path: Path, env: str) -> str:
     """A pair, in a folder, of which the policy is both parts, so that it can be evaluated without another one."""
-    return str(made_pair(path, policy, policy, PairSettings(env=env)))
+    return made_pair(path, policy, policy, env=env)
 
 
 def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.grid import by_name
 from specact.families.tokens.pair import Decoding
 from specact.families.tokens.policy import BINS
 from specact.families.tokens.speculative import Tokens
@@ -95,4 +94,4 @@ RIVALS: dict[str, tuple[str, ...]] = {
     "heisd_fixed_no_switch": ("ar", "heisd_fixed_no_switch_random", "last_fixed", "draft_fixed"),
     "heisd_fixed_no_switch_random": (), "last_fixed": (), "draft_fixed": (), "retrieval": ("ar",),
 }  # fmt: skip
-METHODS = by_name(*(composed(name, DEFINED[name], *rivals) for name, rivals in RIVALS.items()))
+METHODS = {name: composed(name, DEFINED[name], *rivals) for name, rivals in RIVALS.items()}

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.figures import draw_series, points_of
-from experiments.grid import ROOT, Cell, Run, evaluated, made_pair, specact
+from experiments.grid import ROOT, UNTIMED, Cell, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
-from specact.families.chunks.pair import PairSettings
 from specact.gates import Gate
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import Evaluation, read_table
@@ -124,26 +123,14 @@ def gated(training: str, folder: Path, run: Run) -> str:
 
 def pair_of(draft: str, target: str, folder: Path, steps: int) -> str:
     """A pair that executes four actions of a chunk, in the cell's folder."""
-    return str(made_pair(folder / "pair", draft, target, PairSettings(execute=4, env=SUITE, target_steps=steps)))
+    return made_pair(folder / "pair", draft, target, execute=4, env=SUITE, target_steps=steps)
 
 
 def succeeded(
     pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run, options: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """By method who succeeded, shares that asked, on known and on other tasks too, and the score's AUROC."""
-    evaluation = Evaluation(
-        pair,
-        SUITE,
-        methods,
-        EPISODES,
-        run.seed,
-        rate,
-        gate_options=options,
-        draft_ms=1.0,
-        gate_ms=1.0,
-        head_ms=1.0,
-        target_ms=1.0,
-    )
+    evaluation = Evaluation(pair, SUITE, methods, EPISODES, run.seed, rate, gate_options=options, **UNTIMED)
     found = dict[str, Any]()
     for name in evaluated(evaluation, folder, run)["methods"]:
         steps = read_table(folder / "steps" / name)
