@@ -286,55 +286,41 @@ def milliseconds(method: str, counts: Mapping[str, Any], cells: Mapping[str, Any
     return None
 
 
-# Of a row its rivals, as (policy or None for the same, name); every other row has the first one of its policy.
-RIVALS: dict[tuple[str, str], tuple[tuple[str | None, str], ...]] = {
-    **{(EXPERT, name): () for name in POLICIES[EXPERT]},
-    ("libero-spatial-state", "full"): (("libero-spatial-flow-60", "full"),),
-    **{
-        (policy, f"{gate} {rate}"): ((None, "draft"), (None, f"random {rate}"))
-        for policy in PAIRS for rate in RATES for gate in ("adahi", "learned", "random")
-    },
-    **{
-        (policy, "adahi 0.4, limit"): tuple(
-            (None, other) for other in ("random 0.4, limit", "random 0.4", "adahi 0.4", "draft")
-        ) for policy in PAIRS
-    },
-    **{(policy, "random 0.4, limit"): ((None, "random 0.4"),) for policy in PAIRS},
-    **{
-        ("libero-spatial-flow", name): tuple((None, other) for other in ("full", "full_1", "unchecked", "block"))
-        for name in ("flash", "flash_fitted")
-    },
-    ("libero-spatial-flow", "block"): ((None, "full"), (None, "full_1")),
-    **{(policy, "hybrid"): () for policy in PAIRS},
-    ("libero-spatial-tokens-small", "alone"): (("libero-spatial-tokens", "alone"),),
-    ("libero-spatial-tokens", "specvla"): ((None, "ar"), (None, "last"), ("libero-spatial-tokens-small", "alone")),
-    ("libero-spatial-tokens", "kerv"): ((None, "ar"), (None, "kerv_fixed")),
-    ("libero-spatial-tokens", "heisd_fixed"): ((None, "ar"), (None, "last_fixed")),
+# Of a row, by its name or its policy's and its own, the rivals; every other row has the first one of its policy.
+RIVALS: dict[str, tuple[str, ...]] = {
+    **{f"{EXPERT} {name}": () for name in POLICIES[EXPERT]},
+    "libero-spatial-state full": ("libero-spatial-flow-60 full",),
+    "libero-spatial-tokens-small alone": ("libero-spatial-tokens alone",),
+    **{f"{gate} {rate}": ("draft", f"random {rate}") for rate in RATES for gate in ("adahi", "learned", "random")},
+    "adahi 0.4, limit": ("random 0.4, limit", "random 0.4", "adahi 0.4", "draft"),
+    "random 0.4, limit": ("random 0.4",),
+    **dict.fromkeys(("flash", "flash_fitted"), ("full", "full_1", "unchecked", "block")),
+    "block": ("full", "full_1"), "hybrid": (),
+    "specvla": ("ar", "last", "libero-spatial-tokens-small alone"), "kerv": ("ar", "kerv_fixed"),
+    "heisd_fixed": ("ar", "last_fixed"),
 }  # fmt: skip
 
 
-def tests_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def contrasts_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each method against its rivals, on the episodes that both ran."""
-    tests, named = [], {(row["policy"], row["name"]): row for row in rows}
+    tests, by_name = [], {f"{row['policy']} {row['name']}": row for row in rows}
     firsts = {row["policy"]: row["name"] for row in reversed(rows)}
-    for (policy, name), row in named.items():
-        for of, rival in RIVALS.get((policy, name), ((None, firsts[policy]),)):
-            other = named.get((of or policy, rival))
+    for row in rows:
+        policy, name = row["policy"], row["name"]
+        for rival in RIVALS.get(f"{policy} {name}", RIVALS.get(name, (firsts[policy],))):
+            other = by_name.get(f"{policy} {rival}", by_name.get(rival))
             if other is not None and other is not row:
                 count = min(row["episodes"], other["episodes"])
                 test = contrast(row["won"][:count], other["won"][:count])
-                second = rival if of is None else f"{of} {rival}"
-                tests.append({"on": policy, "measure": "success", "first": name, "second": second, **asdict(test)})
-    return one_family(tests) if tests else []
+                tests.append({"on": policy, "measure": "success", "first": name, "second": rival, **asdict(test)})
+    return one_family(tests)
 
 
-def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Success over trainings of one recipe, with an interval over trainings and episodes."""
     won = [row["won"] for row in rows if row["policy"] in SEEDS and row["name"] == "full"]
-    if len(won) < 2:
-        return []
     success = asdict(seeds_interval(won))
-    return [{"policy": SEEDS[0], "trainings": len(won), "episodes": len(won[0]), "success": success}]
+    return {"policy": SEEDS[0], "trainings": len(won), "episodes": len(won[0]), "success": success}
 
 
 def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -366,46 +352,29 @@ def _times(profile: str) -> dict[str, float]:
     return {name: 1e-3 * (hardware.base_ms + hardware.step_ms * steps) for name, steps in STEPS.items()}
 
 
-def beside(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """The papers' claims, and what is measured of them."""
-    for claim in tomllib.loads(Path(__file__).with_name("published.toml").read_text())["claim"]:
-        try:
-            yield {**claim, "ours": filled(claim["ours"], facts)}
-        except KeyError:
-            yield {**claim, "ours": "not measured"}
-
-
 def report(results: Results) -> Report:
     """Success of what is measured, per task, the task's time over steps, and the papers' claims beside it."""
     rows = list(rows_of(results))
-    tests, spent, seeds = tests_of(rows), list(task_times(rows)), pooled(rows)
+    tests, spent, seeds = contrasts_of(rows), list(task_times(rows)), pooled(rows)
     per_task = [
         {"policy": row["policy"], "name": row["name"], "task": task.replace("_", " "), "success": of}
         for row in rows for task, of in sorted(row["tasks"].items())
     ]  # fmt: skip
     measured = [{"policy": policy, "steps": name, "time": of}
                 for policy in POLICIES for name, of in results.get(policy, {}).get("times", {}).items()]  # fmt: skip
-    own = next((policy for policy in POLICIES if "full" in results.get(policy, {})), "")
-    facts: dict[str, Any] = {row["name"]: row for row in reversed(rows)} | {"trainings": seeds and seeds[0]}
-    facts |= {row["name"]: row for row in rows if row["policy"] == own}
-    facts |= {f"{row['policy'].removeprefix('libero-')} {row['name']}".replace(".", ""): row for row in rows}
-    for row in tests:
-        facts[f"{row['on'].removeprefix('libero-')} {row['first']}_{row['second']}".replace(".", "")] = row
-        if row["on"] == own:
-            facts[f"{row['first']}_{row['second']}"] = row
+    named = [(f"{row['policy']} {row['name']}", row) for row in rows]
+    named += [(f"{row['on']} {row['first']}_{row['second']}", row) for row in tests]
+    facts: dict[str, Any] = {name.removeprefix("libero-").replace(".", ""): row for name, row in named}
     split = Experiment.load("split").stored()["virtual"]["libero-spatial-tokens"]["20"]
     facts["split"] = {f"{row['link']} {row['method']}": row["speedup"]["device"] for of in split.values() for row in of}
-    delayed = Experiment.load("delay").stored().get("libero", {})
+    delayed = Experiment.load("delay").stored()["libero"]
     facts["delayed"] = {f"{name} {d}": of["success"] for name, at in delayed.items() for d, of in at.items()}
-    facts["time"] = {row["steps"]: row["time"] for row in measured if row["policy"] == own}
-    facts["decoded"] = {
-        name: {"mean": of["relative"], "low": of["relative_low"], "high": of["relative_high"]}
-        for name, of in results.get("libero-spatial-tokens", {}).get("gain", {}).items()
-    }
+    facts |= {"time": results[LONGER]["times"], "decoded": results["libero-spatial-tokens"]["gain"], "trainings": seeds}
     for row in spent:
-        if row["policy"] == own:
+        if row["policy"] == LONGER:
             facts[f"chunks_{row['steps']}"] = row["more"]
             facts[f"task_{row['hardware'][:3]}_{row['steps']}"] = row["over"]
+    published = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["claim"]
     tables = [
         Table(
             "success", "Success on the benchmark's initial states, as many episodes of each of the ten tasks, paired; "
@@ -417,7 +386,7 @@ def report(results: Results) -> Report:
         ),
         Table("trainings", "Trainings of one recipe that differ in their seed; interval over trainings and episodes.",
               "policy | trainings | episodes of each | success",
-              "{policy} | {trainings} | {episodes} | {success:ci2}", seeds),
+              "{policy} | {trainings} | {episodes} | {success:ci2}", [seeds]),
         Table("tasks", "Success by task.", rows=per_task),
         Table("times", "Time of an inference over that in ten steps, alternating on one core.",
               "policy | steps | of ten steps", "{policy} | {steps} | {time:ci2}", measured),
@@ -430,14 +399,14 @@ def report(results: Results) -> Report:
             spent,
         ),
         Table("claims", "Papers' claims on LIBERO beside ours.", "paper | claim | model | data | hardware | here",
-              "{paper} | {claim} | {model} | {data} | {hardware} | {ours}", list(beside(facts))),
+              "{paper} | {claim} | {model} | {data} | {hardware} | {ours}",
+              [{**claim, "ours": filled(claim["ours"], facts)} for claim in published]),
         contrast_table(tests, family="success, every method against its control, or the first one of its policy"),
     ]  # fmt: skip
     drawn = {
         style: points_of({row["sent"] or 0.0: row["success"] for row in rows if row["policy"] == LONGER
                           and row["name"].partition(" ")[0] == of}) for style, of in SHOWN.items()
     }  # fmt: skip
-    drawn = {style: points for style, points in drawn.items() if points}
-    named = SHOWN | {"target": "ten steps, no draft", "target_on_device": "one step, no draft"}
-    picture = partial(draw_series, drawn, "share of inferences that ask", "success", "LIBERO-Spatial", named)
+    labels = SHOWN | {"target": "ten steps, no draft", "target_on_device": "one step, no draft"}
+    picture = partial(draw_series, drawn, "share of inferences that ask", "success", "LIBERO-Spatial", labels)
     return Report(tables, facts, [Picture("libero.svg", picture)])
