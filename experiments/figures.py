@@ -64,22 +64,6 @@ def add_series(
     _label(axes, ends, lead)
 
 
-def draw_times(
-    names: Sequence[str], times: Sequence[tuple[float, Sequence[float], str, bool]], x: str, title: str, height: float
-) -> Figure:
-    """A row for each name with times: the place among the rows; mean, low and high; colour; whether it is filled."""
-    figure = Figure(figsize=(4.8, height), layout="constrained")
-    axes = figure.subplots()
-    for at, (mean, low, high), colour, filled in times:
-        face, bar = colour if filled else "none", [[mean - low], [high - mean]]
-        axes.errorbar(mean, at, xerr=bar, fmt="o", color=colour, mfc=face, capsize=2)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set(xlabel=x, xlim=(0, None))
-    axes.set_title(title, fontsize=10, loc="left")
-    return figure
-
-
 def _label(axes: Axes, ends: Sequence[tuple[float, float, str, str]], lead: bool) -> None:
     """Names to the right of the axes, moved apart where they would overlap, with lines to the last points."""
     bottom, top = axes.get_ylim()

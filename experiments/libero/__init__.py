@@ -147,7 +147,7 @@ def plan(run: Run) -> Iterator[Cell]:
         if "decodings" in rows:
             yield Cell(f"{policy}/gain", partial(gain, policy))
         if checked:
-            yield Cell(f"{policy}/rounds", partial(rounds, policy))
+            yield Cell(f"{policy}/rounds", partial(measure_rounds, policy, 4))
 
 
 def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
@@ -217,11 +217,6 @@ def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
 def gain(policy: str, folder: Path, run: Run) -> dict[str, Any]:
     """Time and passes of decodings on the target's own path."""
     return measure_gain(load_pair(policy), DECODINGS, run.few(ON_PATH), run.seed)
-
-
-def rounds(policy: str, folder: Path, run: Run) -> dict[str, Any]:
-    """Times and acceptance of FLASH's rounds on the target's own path."""
-    return measure_rounds(policy, 4, folder, run)
 
 
 def joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.statistics import contrast, seeds_interval
 
-KEPT = ("methods", "contrasts", "episodes", "seed", "rate")
 # Episodes of each of the ten tasks: none of the demonstrations and calibrations begins like one of them.
 EACH, BLANKED, RATE = 20, 5, 0.4
 # Actions executed of a chunk, and the seed of the episodes that one of them is selected on.
@@ -99,7 +98,7 @@ def evaluation(
 ) -> dict[str, Any]:
     """What is kept of an evaluation on so many episodes of each task."""
     what = Evaluation(pair, env, tuple(methods), 10 * each, seed or run.seed, RATE)
-    return evaluated(what, folder, run, KEPT)
+    return evaluated(what, folder, run)
 
 
 def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures import draw_times
 from experiments.grid import CELL, Cell, Experiment, Results, Run
 from experiments.measure import interleaved, seconds_of
 from experiments.report import Picture, Report, Table, between, named
@@ -171,12 +170,8 @@ def token_costs(name: str, folder: Path, run: Run) -> dict[str, Any]:
     }  # fmt: skip
     cut_bytes = [float(spec.reply_bytes(cut, "float16")) for cut in range(spec.stages + 1)]
     costs = StageCosts(spent, spent, np.array(cut_bytes), float(spec.observation.nbytes), spent / spent.sum())
-    return {
-        "costs": {name: np.asarray(values).tolist() for name, values in vars(costs).items()},
-        "same": same,
-        "chunks": len(windows),
-        "tokens": bundle.networks.length,
-    }
+    plain = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
+    return {"costs": plain, "same": same, "chunks": len(windows), "tokens": bundle.networks.length}
 
 
 def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -213,16 +208,14 @@ def simulate(bundle: str, factor: float, name: str, folder: Path, run: Run) -> l
             for method in (*SIMULATED, *(("behind",) if bundle != BUNDLE else ()))
             if method != "server" or budget >= 1.0
         }
-        baselines = {
-            name: np.array(cells[name]["latency_ms"]) for name in ("device", "static", "server") if name in cells
-        }
-        for method, cell in cells.items():
-            spent = np.array(cell["latency_ms"])
-            speedup = {name: block_interval(spent, times) for name, times in baselines.items()}
-            rows.append({
-                "link": name, "method": method, "budget": budget, **cell_summary(cell), "mean": block_interval(spent),
-                "speedup": speedup,
-            })  # fmt: skip
+        spent = {method: np.array(cell["latency_ms"]) for method, cell in cells.items()}
+        baselines = [method for method in ("device", "static", "server") if method in cells]
+        rows += [
+            {"link": name, "method": method, "budget": budget, **cell_summary(cell),
+             "mean": block_interval(spent[method]),
+             "speedup": {other: block_interval(spent[method], spent[other]) for other in baselines}}
+            for method, cell in cells.items()
+        ]  # fmt: skip
     return rows
 
 
@@ -335,11 +328,16 @@ def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]], templa
 
 def draw_methods(sockets: Sequence[Sequence[Mapping[str, Any]]]) -> Figure:
     """Mean time of an inference of every method over LTE, with a bar to the 95th percentile."""
-    times = []
-    for shift, cells in zip((-0.15, 0.15), sockets, strict=True):
+    figure = Figure(figsize=(4.8, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for shift, face, cells in zip((-0.15, 0.15), (None, "none"), sockets, strict=True):
         lte = [cell for cell in cells if cell["link"] == "lte"]
         for at, cell in enumerate(lte):
             colour, mean = style_of("adahi" if cell["method"] in GATED else "target").colour, cell["mean_ms"]
-            times.append((at + shift, (mean, mean, max(mean, cell["p95_ms"])), colour, shift < 0))
-    names, about = [NAMES[cell["method"]] for cell in lte], "LTE. Filled: a device 20\ntimes slower; empty: 50"
-    return draw_times(names, times, "mean, 95th percentile [ms]", about, 4.0)
+            bar = [[0.0], [max(0.0, cell["p95_ms"] - mean)]]
+            axes.errorbar(mean, at + shift, xerr=bar, fmt="o", color=colour, mfc=face or colour, capsize=2)
+    axes.set_yticks(range(len(lte)), [NAMES[cell["method"]] for cell in lte])
+    axes.invert_yaxis()
+    axes.set(xlabel="mean, 95th percentile [ms]", xlim=(0, None))
+    axes.set_title("LTE. Filled: a device 20\ntimes slower; empty: 50", fontsize=10, loc="left")
+    return figure

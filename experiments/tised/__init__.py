@@ -118,10 +118,7 @@ def plain(value: Any) -> dict[str, Any]:
 
 def quantised(folder: Path, run: Run) -> dict[str, Any]:
     """Time of an inference of the chasing policy with quantised networks over that with float32, in turns."""
-
-    def variants(loaded: Any) -> BundleVariants:
-        return BundleVariants(loaded, folder / "variants")
-
+    variants = partial(BundleVariants, folder=folder / "variants")
     subject = subject_of("ball-chase-flow", variants, None, "", None, 10)
     drivers = {name: settings_of("quantisation", subject, (bits,))[-1].driver for name, bits in QUANTISED.items()}
     subject.variants.make()

@@ -56,7 +56,8 @@ def find_all(curves: Sequence[Curve], contrasts: Sequence[LeverContrast]) -> lis
     ]  # fmt: skip
     several = [curve for curve in curves if len(curve.cells) > 1]
     moving = [curve for curve in several if not curve.place.static]
-    for about, row in _grouped(moving, lambda curve: _over_pace(curve.place)):
+    about_pace = "{0.lever} on {0.task}, idle {0.idle}, over the pace, {0.machine}"
+    for about, row in _grouped(moving, lambda curve: about_pace.format(curve.place)):
         findings += _moves(2, about, row)
     for about, row in _grouped(several, lambda curve: f"{curve.place.lever} on {curve.place.world}, over hardware"):
         findings += _moves(3, about, row)
@@ -102,10 +103,6 @@ def _change(row: LeverContrast) -> float:
 
 def _family(place: Place) -> tuple[str, str, str]:
     return place.lever, place.task, place.idle
-
-
-def _over_pace(place: Place) -> str:
-    return f"{place.lever} on {place.task}, idle {place.idle}, over the pace, {place.machine}"
 
 
 def _moves(number: Literal[2, 3], about: str, curves: Sequence[Curve]) -> list[Finding]:
