@@ -141,10 +141,8 @@ def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluati
         )
 
     # The target is the same for every draft.
-    yield (
-        "ends",
-        evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (draft.size == 1 and not draft.distilled)), 0.5),
-    )
+    target = [TARGET] * (draft.size == 1 and not draft.distilled)
+    yield "ends", evaluation(("draft", HEAD_DRAFT, "hybrid", *target), 0.5)
     lowest = gate_settings("adahi", bundle.pair()).lowest_rate
     for rate in RATES:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.

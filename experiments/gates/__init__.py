@@ -120,8 +120,7 @@ def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run:
     return {
         name: {
             "episodes": summary["episodes"], "seed": summary["seed"], "adahi": adahi["score"],
-            "random": random["score"], "difference": tested["adahi", "random"],
-            "sent": adahi["sent"],
+            "random": random["score"], "difference": tested["adahi", "random"], "sent": adahi["sent"],
             "true_skip_ratio": [adahi["true_skip_ratio"], random["true_skip_ratio"]],
             "action_change_loss": [adahi["action_change_loss"], random["action_change_loss"]],
             "held_out_rate": summary["calibration"]["adahi"]["held_out_rate"],

@@ -136,20 +136,17 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
 def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """A policy with fewer actions of a chunk executed; the number is selected on episodes of its own."""
 
-    def tried(number: int, kind: str, each: int, seed: int) -> dict[str, Any]:
-        out = folder / f"{kind}-{number}"
-        summary = evaluation(alone(name, number, run), (TARGET,), each, out, run, seed=seed)
-        return dict(summary["methods"][TARGET])
+    def success(number: int, kind: str, each: int, seed: int) -> dict[str, Any]:
+        summary = evaluation(alone(name, number, run), (TARGET,), each, folder / f"{kind}-{number}", run, seed=seed)
+        return dict(summary["methods"][TARGET]["success"])
 
-    chosen = {number: tried(number, "chosen", EACH // 2, CHOSEN_SEED)["success"] for number in EXECUTED}
+    chosen = {number: success(number, "chosen", EACH // 2, CHOSEN_SEED) for number in EXECUTED}
     best = max(EXECUTED, key=lambda number: chosen[number]["rate"])
-    judged = {number: tried(number, "judged", EACH, run.seed) for number in {EXECUTED[0], best}}
+    judged = {number: success(number, "judged", EACH, run.seed) for number in {EXECUTED[0], best}}
     won = {number: outcomes(folder / f"judged-{number}", TARGET) for number in judged}
     return {
         "policy": name, "tried": {str(number): success for number, success in chosen.items()}, "best": best,
-        "judged": {
-            str(number): {"success": method["success"]} for number, method in judged.items()
-        },
+        "judged": {str(number): {"success": interval} for number, interval in judged.items()},
         "gained": asdict(contrast(won[best], won[EXECUTED[0]])),
     }  # fmt: skip
 

@@ -126,9 +126,8 @@ class Device:
         link = self.link.at(self.link.trained_s)
         port = stack.enter_context(linked(server, link, self.seed)).port
         if method in UNSPLIT:
-            client = stack.enter_context(
-                Client(Endpoint("ws", "127.0.0.1", port), self.bundle.exchange.contract, method)
-            )
+            contract = self.bundle.exchange.contract
+            client = stack.enter_context(Client(Endpoint("ws", "127.0.0.1", port), contract, method))
             client.connect(CONNECT_S)
             return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
         client = stack.enter_context(staged_client(staged, port))

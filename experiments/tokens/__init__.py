@@ -90,11 +90,9 @@ def plan(run: Run) -> Iterator[Cell]:
             # Of relocate's hand nothing is a gripper, so that a strict one changes nothing.
             if METHODS[name].rate_of in names or (name == "specvla_uniform" and bundle.startswith("relocate")):
                 continue
-            ran = [METHODS[name], *(METHODS[other] for other in names if METHODS[other].rate_of == name)]
+            ran = (METHODS[name], *(METHODS[other] for other in names if METHODS[other].rate_of == name))
             # heisd_similar verifies as many inferences as the fixed pattern.
-            evaluation = Evaluation(
-                bundle, None, tuple(ran), 200, seed=run.seed, shard=shard, draft=draft, rate=1.0 / 3.0
-            )
+            evaluation = Evaluation(bundle, None, ran, 200, seed=run.seed, shard=shard, draft=draft, rate=1.0 / 3.0)
             yield Cell(f"{bundle}/methods/{name}", partial(with_outcomes, evaluation))
         yield Cell(f"{bundle}/first_errors", partial(first_errors, bundle, shard))
         yield Cell(f"{bundle}/gain", partial(gain, bundle, on_path))
@@ -194,10 +192,9 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     """Success of policies that need no decoding, or less of it, and the time of an inference beside greedy decoding."""
     success: dict[str, list[float]] = {}
     for label, (name, method, _) in OTHERS[bundle].items():
-        evaluated_bundle = name
-        if name.endswith("-regression"):
-            evaluated_bundle = alone(name, folder / "pair", name.removesuffix("-regression"))
-        evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
+        env = name.removesuffix("-regression")
+        pair = name if name == env else alone(name, folder / "pair", env)
+        evaluation = Evaluation(pair, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
     cells = (run.result(f"{bundle}/methods/{name}")["outcomes"] for name in RIVALS[bundle])
     won = {name: cell[name]["success"] for cell in cells for name in cell if name in RIVALS[bundle]} | success
