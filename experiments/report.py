@@ -262,7 +262,8 @@ class _Cells(Formatter):
         if not interval:
             return format(value, spec)
         mean = next(value[key] for key in ("rate", "mean", "difference", "relative") if key in value)
-        return "{1:{0}} [{2:{0}}, {3:{0}}]".format(f"{sign}.{digits}f", mean, *ends(value))
+        spec, (low, high) = f"{sign}.{digits}f", ends(value)
+        return f"{mean:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def verdict(contrast: Metrics) -> str:
