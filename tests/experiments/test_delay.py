@@ -40,4 +40,4 @@ def test_a_cadence_is_chosen_on_other_episodes_among_those_that_a_chunk_is_long_
 
     monkeypatch.setattr(delay, "played", played)
     found = delay.choose(delay.METHODS["aligned"], Trial(4), tmp_path, Run(tmp_path, seed=7))
-    assert found["every"] == 8 and asked == [(4, 8, 30), (6, 8, 30), (8, 8, 30), (12, 8, 30), (8, 7, 100)]
+    assert found["every"] == 8 and asked == [(4, 8, 30), (6, 8, 30), (8, 8, 30), (12, 8, 30), (8, 7, 200)]
