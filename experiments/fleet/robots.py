@@ -35,7 +35,7 @@ from specact.types import Proposal, VirtualClock
 # Pairs with the inferences of a robot a second; one is a corrector of the study of delay, whose device does not see the
 # goal and whose world is that study's. Robots that share a server.
 CHASE, CORRECTOR = "ball-chase", CORRECTED["corrected_hidden"]
-PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5, CHASE: 20.0}, (1, 4, 16, 64, 128)
+PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5, CHASE: 20.0}, (1, 4, 16, 32, 64, 128)
 # Robots of a cell, in fleets; episodes of each before those that count, and of these; and room for their numbers.
 TOGETHER, WARM_UP, EPISODES, LIFE = max(FLEETS), 2, 6, 1000
 HORIZON = 20.0  # inferences, of the controllers: shorter than a life; and of a corrector, which infers at every step
