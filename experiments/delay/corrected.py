@@ -150,9 +150,9 @@ ON_LIBERO: dict[str, Corrected] = {
         ("draft", CORRECTED["draft"], (4,)),
     )
 }  # fmt: skip
-# The device sees proprioception, or its hand camera, too. Its draft never asks, whatever the delay.
+# The device sees proprioception, or its hand camera, too.
 ON_METAWORLD: dict[str, Corrected] = {
-    f"{name}_{device}": replace(of, device=device, world="metaworld", delays=(4,) if name == "draft" else (2, 4))
+    f"{name}_{device}": replace(of, device=device, world="metaworld", delays=(2, 4))
     for device in (HIDDEN, CAMERA)
     for name, of in (("corrected", CORRECTED["corrected"]), ("draft", CORRECTED["draft"]),
                      ("uncorrected", UNCORRECTED["uncorrected"]))
