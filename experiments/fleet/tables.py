@@ -111,10 +111,9 @@ def report(results: Mapping[str, Any]) -> Report:
     for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS}.items():
         of = [row for row in family if (row["first"], row["second"]) in chosen]
         facts[name] = {"all": len(of), "better": len(significant(of, 1)), "worse": len(significant(of, -1))}
-    for pair in pairs:
-        most = max(size for of, size in busy if of == pair)
-        facts[pair] = {name: row for (of, size, name), row in at.items() if (of, size) == (pair, most)} | {"most": most}
-        facts[pair]["tests"] = named(f"{pair}, {most} robots")
+    for pair, size in busy:  # the last one of a pair is of most robots
+        rows_of = {name: row for (of, robots, name), row in at.items() if (of, robots) == (pair, size)}
+        facts[pair] = facts[f"{pair} {size}"] = rows_of | {"most": size, "tests": named(f"{pair}, {size} robots")}
     facts[NEAR] = named(f"{NEAR}, sockets") | {
         name: named(f"{NEAR}, {name}") | {way: row | success_of(won_of(row)) for way, row in ways.items()}
         for name, ways in near.items()
