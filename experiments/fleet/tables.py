@@ -104,6 +104,7 @@ def report(results: Mapping[str, Any]) -> Report:
             shown = {style: of for style, of in points.items() if of}
             add_series(axes, shown, "robots at one server", "success", pair, names)
             axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes, [str(size) for size in sizes])
         return figure
 
     fleet = won_of(rows[-1])
