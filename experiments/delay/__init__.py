@@ -83,8 +83,8 @@ METHODS: dict[str, Alone | Corrected] = {
     "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
     "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
     "rtc_trained_1": Alone("training-time real-time chunking, second training", "rtc", TRAINED, False, (2, 4), 1),
-    "device": DEVICE,
     "rtc_trained_2": Alone("third training", "rtc", TRAINED, False, (2, 4), 2),
+    "device": DEVICE,
     **CORRECTED,
 }
 _STILL = ("synchronous", *KINDS, "rtc_trained", "device", "corrected_hidden", "draft_hidden", "draft")
