@@ -27,12 +27,12 @@ OF_CORRECTOR = {
     "plain_random": "late cadence",
 }  # fmt: skip
 # The same rate, chosen; what the server's choice adds; and what limits and requests are worth.
-SELECTION = [("late staleness", "late chance"), ("late staleness", "late cadence")]
+SELECTION = [("late staleness", "late chance")]
 SELECTION += [(f"{ask}{score}", f"{ask}random") for ask in ("", "late ", "central ") for score in ("adahi", "learned")]
 CENTRAL = [(f"central {score}", f"late {score}") for score in ("random", "adahi", "learned")]
 LIMITS = [("late random", rival) for rival in ("late always", "random", "draft")]
-LIMITS += [("late cadence", rival) for rival in ("late always", "draft")]
-RIVALS = [*SELECTION, *CENTRAL, *LIMITS]
+CLOCK = [("late staleness", "late cadence"), ("late cadence", "late always"), ("late cadence", "draft")]
+RIVALS = [*SELECTION, *CENTRAL, *LIMITS, *CLOCK]
 
 
 def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Contrast:
