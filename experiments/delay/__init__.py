@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from experiments.delay import corrected
 from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, UNCORRECTED, Corrected
-from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
+from experiments.delay.worlds import BASE, DELAYS, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.figures import add_series, points_of
 from experiments.grid import ROOT, Cell, Results, Run, specact
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
@@ -164,7 +164,7 @@ def measure(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dic
     """A method in trials like this one."""
     if method.needs:
         run.result(method.needs)
-    return played(method.run, of, run, run.seed, EPISODES if of.place in RECORDED else of.world.episodes)
+    return played(method.run, of, run, run.seed, of.world.episodes)
 
 
 def choose(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
@@ -284,11 +284,11 @@ def draw_delays(groups: Mapping[str, list[dict[str, Any]]]) -> Figure:
 def advised(groups: Mapping[str, list[dict[str, Any]]]) -> str:
     """The table of the package for ``specact doctor`` and ``specact advise``."""
     studies = []
-    for world, of in WORLDS.items():
-        about = f"{of.episodes} episodes; the device sees what the target sees"
+    for world, shown in ((of, groups[place]) for place, of in WORLDS.items() if groups[place]):
+        about = f"{len(shown[0]['won'])} episodes; the device sees what the target sees"
         rows = ",\n".join(
             json.dumps([row["method"], row["at"], *(round(value, 4) for value in row["success"].values())])
-            for row in groups[world] if row["method"] in WAYS
+            for row in shown if row["method"] in WAYS
         )  # fmt: skip
-        studies += [f'"{of.name}": {{"about": "{about}", "rows": [\n{rows}\n]}}'] * bool(rows)
+        studies.append(f'"{world.name}": {{"about": "{about}", "rows": [\n{rows}\n]}}')
     return "{" + ",\n".join(studies) + "}\n"

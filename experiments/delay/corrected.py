@@ -20,7 +20,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from experiments.delay.worlds import BASE, DELAYS, EPISODES, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
+from experiments.delay.worlds import BASE, DELAYS, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
 from experiments.grid import ROOT, Cell, Run, specact
 from experiments.measure import interleaved, relative_costs
 from specact.bundle.bundle import find_bundle
@@ -227,7 +227,7 @@ def gated(name: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
             gate = GateSettings(GATES[name], (low + high) / 2)
             often = at(gate, run.seed + 1, CALIBRATED)["requests_hz"] > wanted
             low, high = (gate.threshold, high) if often else (low, gate.threshold)
-    return {"threshold": gate.threshold, **at(gate, run.seed, EPISODES)}
+    return {"threshold": gate.threshold, **at(gate, run.seed, Trial(GATED_AT).world.episodes)}
 
 
 def errors(folder: Path, run: Run) -> list[dict[str, Any]]:

