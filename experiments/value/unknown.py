@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,15 @@ PAIRS = [
     (gate, control) for gate, control in (("list", "random_list"), ("adahi", "random"), ("learned", "random_learned"))
 ]
 
+TABLE = partial(
+    Table, "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
+    "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
+    "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
+    "method | success | by training | known tasks | other tasks | asked | on known | on other | AUROC",
+    "`{method}` | {success:ci2} | {trainings} | {known:ci2} | {other:ci2} | {sent:.2f?} | {asked[0]:.2f?} "
+    "| {asked[1]:.2f?} | {auroc:.2f?}",
+)  # fmt: skip
+
 
 def plan() -> Iterator[Cell]:
     """The drafts, what needs no server, and gates at each rate."""
@@ -101,11 +110,15 @@ def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def gates(rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
     """Gates before the target, at a rate, of a training of the draft."""
-    pair = gated(training, folder, run)
+    methods = tuple(method for method in METHODS[rate] if not training or method != DEVICE)
+    return taught(gated(training, folder, run), methods, rate, folder, run)
+
+
+def taught(pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run) -> dict[str, Any]:
+    """Methods of a pair, whose learned gate is trained first."""
     lessons, few = run.few(LESSONS), run.few(40)
     specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons, "--episodes", few,
             "--workers", run.pool.workers)  # fmt: skip
-    methods = tuple(method for method in METHODS[rate] if not training or method != DEVICE)
     return succeeded(pair, methods, rate, folder, run)
 
 
@@ -154,7 +167,7 @@ def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
 
 
-def report(found: Mapping[str, Any]) -> Report:
+def report(found: Mapping[str, Any], table: Callable[[list[dict[str, Any]]], Table] = TABLE) -> Report:
     """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
     rows, won = list[dict[str, Any]](), dict[str, list[NDArray[np.float64]]]()
     cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in ALONE]
@@ -182,18 +195,12 @@ def report(found: Mapping[str, Any]) -> Report:
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
     family = one_family(under(SUITE, [row for pair in tests for row in paired(matched(won, pair), [pair])]))
-    shown = Table(
-        "unknown", f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
-        "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
-        "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
-        "method | success | by training | known tasks | other tasks | asked | on known | on other | AUROC",
-        "`{method}` | {success:ci2} | {trainings} | {known:ci2} | {other:ci2} | {sent:.2f?} | {asked[0]:.2f?} "
-        "| {asked[1]:.2f?} | {auroc:.2f?}", rows,
-    )  # fmt: skip
+    shown = table(rows)
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
     drawn = {
         style: points_of({row["sent"] or 0.0: row["success"] for row in rows if row["method"].partition(" 0")[0] == of})
         for style, of in SHOWN.items()
     }
     picture = partial(draw_series, drawn, "share of inferences that ask", "success", "Meta-World, ten tasks", SHOWN)
-    return Report([shown, contrast_table(family, "unknown-contrasts")], facts, [Picture("unknown.svg", picture)])
+    contrasts = contrast_table(family, f"{shown.name}-contrasts")
+    return Report([shown, contrasts], facts, [Picture(f"{shown.name}.svg", picture)])
