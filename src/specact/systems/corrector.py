@@ -35,7 +35,7 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkAnswers, Load
 from specact.families.chunks.policy import FAMILY, ChunkExchange, ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import check_made_for, kind_of_source
+from specact.families.chunks.sources import check_made_for, check_stored, load_stored
 from specact.gates.gate import Gate
 from specact.observation import Field, ObservationSpec, Window
 from specact.pair import Answer, Follower, Pair, PairIdentity, PairSource, TargetVerifier
@@ -257,18 +257,17 @@ def load_corrector(path: Path, load: Load, named: PairSource, compute: Compute =
     """
     bundle: Bundle[CorrectorSpec] = open_bundle(path, "corrector", CorrectorSpec, CORRECTOR_PARTS)
     stored = bundle.manifest.sources.get("target")
-    # A manifest is not trusted: importing a module would run its code.
-    if stored is not None and kind_of_source(stored) not in ("part", "folder"):
-        raise BundleError(f"{path} may name a bundle as its target, and no code; name the target with --target")
-    source = named.target or stored
+    check_stored(path, "target", stored)
 
     def load_target() -> ChunkPolicy:
-        loaded = load(source, compute=compute)
-        check_made_for(bundle, loaded, "take that target, or train a corrector for this one with specact train")
+        loaded = load_stored(bundle, "target", named.target, load, compute=compute)
+        check_made_for(
+            bundle, loaded, bundle.spec.target, "take that target, or train a corrector for this one with specact train"
+        )
         return loaded.policy
 
     return CorrectorParts(
         bundle.name, CorrectorNetwork(bundle.files["corrector"], bundle.spec, compute), bundle.spec,
-        None if source is None else load_target, env=bundle.env, path=path, source=named,
+        load_target if named.target or stored else None, env=bundle.env, path=path, source=named,
         fingerprint=joint_fingerprint(bundle.spec.target, bundle.fingerprint),
     ).pair()  # fmt: skip

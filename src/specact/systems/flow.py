@@ -186,7 +186,7 @@ def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compu
     policy, bundle = flow_of(target), open_bundle(name_or_path, "flash", MadeFor, FLASH_PARTS)
     path, settings, spec = bundle.path, bundle.spec.settings, policy.spec
     repair = 'take that target, or train a block for this one with specact train and a recipe of kind = "flash"'
-    check_made_for(bundle, target, repair)
+    check_made_for(bundle, target, bundle.spec.target, repair)
     if settings.execute > spec.chunk or any(dimension >= spec.actions for dimension in settings.grippers):
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
     block = Block(bundle.files["block"], (spec.chunk, spec.actions), compute=compute)

@@ -223,7 +223,7 @@ def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> R
     """The refresh of a target's prefix; BundleError if a part is missing or damaged, or was made for another target."""
     repair = "make it again with specact export --refresh"
     bundle = open_bundle(path, "freqcache", RefreshSpec, REFRESH_PARTS)
-    check_made_for(bundle, target, repair)
+    check_made_for(bundle, target, bundle.spec.target, repair)
     whole = (1, *target.networks.cache([target.spec.observation.zeros()]).shape[1:])
     fields, tokens = target.spec.observation.fields, whole[4]
     for name, patches in bundle.spec.cameras.items():

@@ -137,7 +137,7 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
     bundle = open_bundle(name_or_path, "drafters", DraftedFor, DRAFTER_PARTS)
     made_for, path, settings = bundle.spec, bundle.path, bundle.spec.settings
     repair = 'take that target, or train drafters for this one with specact train and a recipe of kind = "drafters"'
-    check_made_for(bundle, target, repair)
+    check_made_for(bundle, target, bundle.spec.target, repair)
     length, width = target.networks.length, target.networks.width
     bigram = bundle.tensors("bigram", {"tokens": (np.uint8, (length - 1, BINS, "most"))})
     entries = bundle.tensors("memory", {"features": (np.float16, ("n", width)), "tokens": (np.uint8, ("n", length))})

@@ -156,8 +156,11 @@ def test_a_server_needs_the_target_alone(made: Path) -> None:
     pair = load_pair(made, draft="still_life:still", target="still_life:still")
     assert (served.name, served.contract.fingerprint) == (pair.name, pair.exchange.contract.fingerprint)
     change(made, "fingerprints", "target", to="0" * 16)
-    with pytest.raises(BundleError, match="the pair was made with '0000000000000000'"):
+    with pytest.raises(BundleError, match="was made for the target '0000000000000000', but still is"):
         load_exchange(str(made), target="still_life:still")
+    change(made, "sources", "target", to="elsewhere/flow")
+    with pytest.raises(ConfigError, match="names elsewhere/flow as its target.*name it with --target"):
+        load_exchange(str(made))
 
 
 def test_a_manifest_has_the_name_of_a_stored_bundle_and_the_path_of_another(here: Path, tiny_flow: Path) -> None:

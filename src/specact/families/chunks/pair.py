@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,14 @@ from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.policy import Chunk, ChunkExchange, ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy, kind_of_source, try_out
+from specact.families.chunks.sources import (
+    LoadedPolicy,
+    check_made_for,
+    check_stored,
+    kind_of_source,
+    load_stored,
+    try_out,
+)
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
 from specact.pair import Answer, Pair, PairIdentity, PairSource, Target, TargetVerifier
@@ -281,19 +288,11 @@ class PairBundle(Bundle[PairSpec]):
 
     units: ActionUnits
 
-    def policy(self, part: str, source: str | None, load: Load, compute: Compute) -> ChunkPolicy:
-        """The draft or the target, from this source or the folder's own, with the fingerprint that the pair knows."""
-        manifest, source = self.manifest, source or self.manifest.sources[part]
-        if source is None:
-            raise ConfigError(
-                f"the {part} of {self.path} is no bundle; name it again with --{part} MODULE:NAME or FILE.toml"
-            )
-        loaded, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
-        if loaded.fingerprint != wanted:
-            raise BundleError(
-                f"{source} has fingerprint {loaded.fingerprint!r}, but the pair was made with {wanted!r}; make it "
-                "again with specact pair"
-            )
+    def policy(self, part: str, named: str | None, load: Load, compute: Compute) -> ChunkPolicy:
+        """The draft or the target, as named or the folder's own, with the fingerprint that the pair knows."""
+        loaded = load_stored(self, part, named, load, steps=self.manifest.steps[part], compute=compute)
+        wanted, repair = self.manifest.fingerprints[part], "make it again with specact pair"
+        check_made_for(self, loaded, wanted, repair, part)
         return loaded.policy
 
 
@@ -308,10 +307,10 @@ def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute 
     """
     bundle, copied = _read(path), path / DRAFT
     draft = bundle.policy("draft", named.draft or (str(copied) if copied.is_dir() else None), load, compute)
-    target = named.target or bundle.manifest.sources["target"]
-    load_target = None if target is None else lambda: bundle.policy("target", target, load, compute)
+    manifest, load_target = bundle.manifest, partial(bundle.policy, "target", named.target, load, compute)
+    known = named.target or manifest.sources["target"]
     return ChunkParts(
-        bundle.name, draft, bundle.units, bundle.spec, load_target, bundle.manifest.fingerprints["target"],
+        bundle.name, draft, bundle.units, bundle.spec, load_target if known else None, manifest.fingerprints["target"],
         env=bundle.env, fingerprint=bundle.fingerprint, path=path, source=named,
     ).pair()  # fmt: skip
 
@@ -337,13 +336,7 @@ def _read(path: Path) -> PairBundle:
     for part in ("draft", "target"):
         if not {part} <= manifest.sources.keys() & manifest.steps.keys() & manifest.fingerprints.keys():
             raise BundleError(f"{file} must have the source, steps and fingerprint of the {part}; make the pair again")
-        # A manifest is not trusted: importing a module would run its code.
-        source = manifest.sources[part]
-        if source is not None and kind_of_source(source) not in ("part", "folder"):
-            raise BundleError(
-                f"{file} may name a bundle as its {part}, and no code, but names {source!r:.60}; name the {part} "
-                f"yourself with --{part}"
-            )
+        check_stored(file, part, manifest.sources[part])
     return PairBundle(path, manifest, bundle.spec, bundle.files, units)
 
 

@@ -48,12 +48,13 @@ class LoadedPolicy:
     env: str = ""
 
 
-def check_made_for(bundle: Bundle[Any], target: LoadedPolicy | Bundle[Any], repair: str) -> None:
-    """BundleError for a bundle whose spec says that it was made for another target."""
-    if bundle.spec.target != target.fingerprint:
+def check_made_for(
+    bundle: Bundle[Any], policy: LoadedPolicy | Bundle[Any], wanted: str, repair: str, part: str = "target"
+) -> None:
+    """BundleError for a policy without the ``wanted`` fingerprint, for which the bundle was made."""
+    if policy.fingerprint != wanted:
         raise BundleError(
-            f"{bundle.path} was made for the target {bundle.spec.target}, but {target.name} is {target.fingerprint}; "
-            f"{repair}"
+            f"{bundle.path} was made for the {part} {wanted!r}, but {policy.name} is {policy.fingerprint!r}; {repair}"
         )
 
 
@@ -69,6 +70,36 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
     if name and part in ("draft", "target"):
         return "part"
     return "code" if is_plugin(source) and not Path(source).exists() else "folder"
+
+
+def check_stored(file: Path, part: str, source: str | None) -> None:
+    """BundleError if a manifest names code, which importing would run, as its draft or target: it is not trusted."""
+    if source is not None and kind_of_source(source) not in ("part", "folder"):
+        raise BundleError(
+            f"{file} may name a bundle as its {part}, and no code, but names {source!r:.60}; name the {part} yourself "
+            f"with --{part}"
+        )
+
+
+def load_stored(
+    bundle: Bundle[Any], part: str, named: str | None, load: Callable[..., LoadedPolicy], **options: Any
+) -> LoadedPolicy:
+    """The draft or target that was ``named``, or else that of a bundle's manifest.
+
+    Raises:
+        ConfigError: if there is neither, or the manifest's is not where it was.
+    """
+    source = named or bundle.manifest.sources[part]
+    if source is None:
+        raise ConfigError(
+            f"the {part} of {bundle.path} is no bundle; name it again with --{part} MODULE:NAME or FILE.toml"
+        )
+    try:
+        return load(source, **options)
+    except ConfigError as error:
+        if named:
+            raise
+        raise ConfigError(f"{bundle.path} names {source} as its {part}: {error}; or name it with --{part}") from error
 
 
 def load_own(source: str) -> LoadedPolicy:
