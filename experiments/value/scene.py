@@ -1,7 +1,7 @@
 """A target that is fed the scene of the simulator, before a draft that sees cameras: what a device never knows.
 
 ``--data`` is the folder of its demonstrations: ``specact data record --env metaworld --privileged --pixels 0 --noise
-0.4 --episodes 300 --out DATA/metaworld-scene``.
+0.4 --episodes 150 --out DATA/metaworld-scene``.
 """
 
 from __future__ import annotations
