@@ -328,7 +328,9 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             chunks = {each: np.ceil(of / 16) for each, of in steps.items()}
             won = (row["won"][both] * found["full"]["won"][both]).astype(bool)
             for hardware, profile in PI05.items():
-                took = _times(profile)
+                _, of = load_hardware(profile)
+                assert of.base_ms is not None, "it has absolute times"
+                took = {each: 1e-3 * (of.base_ms + of.step_ms * count) for each, count in STEPS.items()}
                 spent = {n: c * took[n] + steps[n] * TICK_S for n, c in chunks.items()}
                 yield {
                     "policy": policy, "steps": STEPS[name], "hardware": hardware,
@@ -338,13 +340,6 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                     "over": asdict(mean_interval(spent[name] / spent["full"])),
                     "both": asdict(mean_interval((spent[name] / spent["full"])[won])) if won.sum() > 1 else None,
                 }  # fmt: skip
-
-
-def _times(profile: str) -> dict[str, float]:
-    """Of an inference by row, on this hardware [s]."""
-    _, hardware = load_hardware(profile)
-    assert hardware.base_ms is not None, "it has absolute times"
-    return {name: 1e-3 * (hardware.base_ms + hardware.step_ms * steps) for name, steps in STEPS.items()}
 
 
 def report(results: Results) -> Report:
