@@ -24,7 +24,6 @@ from specact.gates.gate import Periodic
 from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.rollout import episode_seed
@@ -162,13 +161,15 @@ def member(family: FamilyRollout, how: Discipline, server: Server, size: int, pl
     target = SharedTarget(answers, server, clock, max(pair.execute, pair.corrects) / pair.rate_hz - 1e-6)
     name = CHASE if pair.corrects else pair.env
     share = fair_share(name, size, server.most)
-    inner = scored(how, pair, share)
-    gate = Offering(inner, target) if server.grants else held(inner, share, pair)
+    gate, task = gate_of(how, pair, share), load_task(pair.env)
+    if pair.corrects:
+        task = replace(task, make=partial(task.make, pace=WORLDS[CORRECTOR.world].pace))
     policy = SpeculativePolicy(
-        pair, gate, drafter=family.drafter(prepared[0]), verifier=family.verifier(target), clock=clock, seed=seed,
-        verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf), robot=place,
+        pair, Offering(gate, target) if server.grants else gate, drafter=family.drafter(prepared[0]),
+        verifier=family.verifier(target), verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf),
+        robot=place, clock=clock, seed=seed,
     )  # fmt: skip
-    found = Member(policy, SimulatedRobot(task_of(pair)), prepared, target, place, phase, how.asks == "waits")
+    found = Member(policy, SimulatedRobot(task), prepared, target, place, phase, how.asks == "waits")
     found.begin()
     return found
 
@@ -178,26 +179,15 @@ def phase_of(seed: int, place: int, pair: Pair[Any]) -> float:
     return float(stream(seed, Role.LINK, robot=place).uniform(0.0, pair.execute))
 
 
-def task_of(pair: Pair[Any]) -> Task:
-    """The pair's task, in the study's world."""
-    task = load_task(pair.env)
-    return replace(task, make=partial(task.make, pace=WORLDS[CORRECTOR.world].pace)) if pair.corrects else task
-
-
-def scored(how: Discipline, pair: Pair[Any], share: float) -> Gate:
-    """The gate of a discipline, whose rate nobody holds; it asks at an episode's first inference."""
+def gate_of(how: Discipline, pair: Pair[Any], share: float) -> Gate:
+    """The gate of a discipline, held at a share of the inferences, unless the server grants."""
     if how.score is None:
         return Never() if how.asks == "never" else Always()
     if how.score == "periodic":
         return Periodic(math.ceil(1.0 / share))
     gate = gate_settings(how.score, pair, ["max_skips=unlimited"] * (how.score != "random")).build(pair)
     gate.force_first = True
-    return gate
-
-
-def held(gate: Gate, share: float, pair: Pair[Any]) -> Gate:
-    """The gate held at a share of the inferences, if it has a threshold to move."""
-    if isinstance(gate, Never | Always | Periodic):
+    if how.asks == "granted":
         return gate
     return Controller(gate, RateBudget(share), horizon=HORIZON_AT_EVERY_STEP if pair.corrects else HORIZON)
 

@@ -22,9 +22,8 @@ from experiments.fleet.robots import (
     TOGETHER,
     WARM_UP,
     fair_share,
-    held,
+    gate_of,
     phase_of,
-    scored,
     service,
 )
 from experiments.grid import Run
@@ -100,12 +99,11 @@ class Fleet:
     def _drive(self, number: int) -> SpeculativePolicy:
         pair, place, world = self._pair, self._first + number, SimulatedRobot(load_task(PAIR))
         share, period_s = fair_share(PAIR, ROBOTS, 1), 1.0 / pair.rate_hz
-        gate = held(scored(self._how, pair, share), share, pair)
         with Client(self._server, pair.exchange.contract, f"robot {place}") as client:
             client.connect(_READY_S)
             policy = SpeculativePolicy(
-                pair, gate, verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute), seed=self._seed,
-                verdicts=LateVerdicts(math.inf), robot=place,
+                pair, gate_of(self._how, pair, share), verdicts=LateVerdicts(math.inf), robot=place, seed=self._seed,
+                verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute),
             )  # fmt: skip
             self._began.wait(_READY_S)
             tick = time.monotonic() + phase_of(self._seed, place, pair) * period_s
