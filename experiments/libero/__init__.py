@@ -20,7 +20,7 @@ from experiments.flash import cost_of, measure_rounds
 from experiments.grid import UNTIMED, Cell, Experiment, Results, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
 from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
-from experiments.tokens import alone, costs, relative_time
+from experiments.tokens import costs, relative_time
 from experiments.tokens.gain import measure_gain
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
@@ -155,7 +155,8 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     methods, env, episodes = row
     if policy == EXPERT:
         return {EXPERT: demonstrated(env, run.few(len(episodes)), run.seed)}
-    bundle = alone(policy, folder / "pair", env) if ALONE in methods else policy
+    # Both parts of a pair are the policy, so that it can be evaluated without another one.
+    bundle = made_pair(folder / "pair", policy, policy, env=env) if ALONE in methods else policy
     return succeeded(Evaluation(bundle, env, methods, len(episodes), first=episodes.start), folder, run)
 
 
