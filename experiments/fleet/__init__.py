@@ -7,16 +7,16 @@ until the verdict comes. A reply is due before the chunk's end; without one the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from experiments.delay.corrected import training_cells
 from experiments.fleet import robots, sockets, tables
 from experiments.fleet.robots import CORRECTOR, DISCIPLINES, FLEETS, PAIRS, disciplines, fair_share
 from experiments.grid import Cell, Run
-from experiments.report import Report, glossary
+
+report = tables.report
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -34,9 +34,3 @@ def plan(run: Run) -> Iterator[Cell]:
         virtual = partial(robots.measure, sockets.PAIR, discipline, sockets.ROBOTS, True)
         yield Cell(f"{tables.NEAR}/{discipline}/virtual", virtual)
         yield Cell(f"{tables.NEAR}/{discipline}/sockets", partial(sockets.measure, discipline))
-
-
-def report(results: Mapping[str, Any]) -> Report:
-    """Success over sizes, contrasts, and what the disciplines are."""
-    found = tables.report(results)
-    return replace(found, tables=[*found.tables, glossary(DISCIPLINES, "disciplines")])
