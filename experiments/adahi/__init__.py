@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from experiments.adahi import tables
 from experiments.adahi.tables import PAIRS
+from experiments.adahi.tables import report as report
 from experiments.adahi.thresholds import thresholds
 from experiments.grid import Cell, Run, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
 
-report = tables.report
 # ADAHI's ablations beside the general methods, in the order of the tables.
 METHODS = (
     "draft", "head_draft", "target", "target_on_device", "hybrid", "random", "plain_random", "random_learned",
