@@ -45,7 +45,6 @@ CELL, STAMP, RUN = "cell.json", "stamp.json", "run.json"
 
 # Results of an experiment's cells: that of ``a/b/c`` is ``["a"]["b"]["c"]``, stored in the file ``results/a.json``.
 Results = dict[str, Any]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Run:
     seed: int = 1
     quick: bool = False
     pool: Pool = field(default_factory=lambda: Pool(1))
-    update: Progress = lambda stage, done, total: None
+    update: Callable[[str, int, int], None] = lambda stage, done, total: None
 
     def few(self, count: int) -> int:
         """A number of episodes, or two."""

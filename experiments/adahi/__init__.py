@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from experiments.adahi import tables
 from experiments.adahi.tables import PAIRS
+from experiments.adahi.tables import report as report
 from experiments.adahi.thresholds import thresholds
 from experiments.grid import Cell, Run, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
 
-report = tables.report
 # ADAHI's ablations beside the general methods, in the order of the tables.
 METHODS = (
     "draft", "head_draft", "target", "target_on_device", "hybrid", "random", "plain_random", "random_learned",
@@ -102,7 +101,11 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
         )
         return name, replace(what, shard=max(1, min(20, episodes // 8)))  # small shards keep all workers busy
 
-    yield cell(f"{pair}/table", METHODS, size.table, **_imitation(pair, run))
+    imitation: dict[str, Any] = {}  # the error on demonstrations, of a scripted expert or in the run's folder of data
+    if not run.quick and (pair in SCRIPTED or run.data is not None):
+        data = None if pair in SCRIPTED else str(run.data)
+        imitation = {"mse": True, "data": data, "demonstrations": 100}
+    yield cell(f"{pair}/table", METHODS, size.table, **imitation)
 
     def at(rate: float) -> Any:
         ending, methods = ("", AT_RATE) if rate > size.lowest else ("-unlimited", UNLIMITED)
@@ -118,11 +121,3 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
     if size.undertrained:
         yield cell(f"{pair}-undertrained/table", UNDERTRAINED, size.undertrained)
     yield from map(at, size.rates[1:])
-
-
-def _imitation(pair: str, run: Run) -> dict[str, Any]:
-    """Settings that measure the error on demonstrations, of a scripted expert or in the run's folder of data."""
-    files = pair not in SCRIPTED
-    if run.quick or (files and run.data is None):
-        return {}
-    return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}

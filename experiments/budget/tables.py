@@ -31,11 +31,6 @@ DRAWN = {
 LABELS = {"random_learned": "random", "head_draft": "head as draft", "target_on_device": "target on device"}
 
 
-def tasks_of(results: Kept) -> list[str]:
-    """Tasks with results."""
-    return list(dict.fromkeys(row["task"] for row in results["rows"]))
-
-
 def study_ways(results: Kept, task: str, *, paired: bool = False) -> list[Way]:
     """The ways of a task; costs are shares of the target's time.
 
@@ -62,18 +57,15 @@ def study_ways(results: Kept, task: str, *, paired: bool = False) -> list[Way]:
     return ways
 
 
-def advice_of_package(results: Kept) -> str:
+def advice_of_package(by_task: Mapping[str, Sequence[Way]]) -> str:
     """By task the recommendation from each share of the target's time on, as JSON."""
-    by_task: dict[str, list[list[Any]]] = {}
-    for task in tasks_of(results):
-        ways = study_ways(results, task, paired=True)
-        steps: list[list[Any]] = []
+    advised: dict[str, list[list[Any]]] = {task: [] for task in by_task}
+    for task, ways in by_task.items():
         for share in sorted({way.cost for way in ways}):
-            choice = choose(ways, share)
+            choice, steps = choose(ways, share), advised[task]
             if choice is not None and (not steps or steps[-1][1] != str(choice)):
                 steps.append([round(share, 4), str(choice)])
-        by_task[task] = steps
-    return json.dumps(by_task, indent=1) + "\n"
+    return json.dumps(advised, indent=1) + "\n"
 
 
 def advice(task: str, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
@@ -127,7 +119,7 @@ def way_rows(by_task: Mapping[str, Sequence[Way]]) -> Iterator[dict[str, Any]]:
 
 def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
     """The study, and which targets fit."""
-    tasks = tasks_of(kept)
+    tasks = list(dict.fromkeys(row["task"] for row in kept["rows"]))
     paired, every = ({task: study_ways(kept, task, paired=common) for task in tasks} for common in (True, False))
     tests = gate_tests(every)
     by_size = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
@@ -179,7 +171,7 @@ def report(kept: Kept, targets: Mapping[str, Any]) -> Report:
         contrast_table(tests, family="the study"),
     ]  # fmt: skip
     picture = Picture("budget.svg", lambda: draw(every, kept["parameters"]))
-    return Report(tables, facts, [picture], also={TABLE: advice_of_package(kept)})
+    return Report(tables, facts, [picture], also={TABLE: advice_of_package(paired)})
 
 
 def draw(by_task: Mapping[str, Sequence[Way]], parameters: Mapping[str, Metrics]) -> Figure:

@@ -232,17 +232,14 @@ def acceptance(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, d
         answers = [target.answer(window, StepAddress(seed, 0, 1, number)) for number, window in enumerate(seen)]
         return float(np.mean([answer.round(request).accepted for answer in answers])) / pair.execute
 
-    shares = {"seen": mean(windows)}
-    if pair.parts.policy.spec.observation.images:
-        shares["blank"] = mean([blank(window, pair) for window in windows])
+    def blank(window: Window) -> Window:
+        grey = {name: np.full_like(window.arrays[name], 128) for name in images}
+        return replace(window, arrays={**window.arrays, **grey})
+
+    shares, images = {"seen": mean(windows)}, pair.parts.policy.spec.observation.images
+    if images:
+        shares["blank"] = mean([blank(window) for window in windows])
     return {"flash": shares}
-
-
-def blank(window: Window, pair: Pair[Any]) -> Window:
-    """The window with its images replaced by mid-grey."""
-    images = set(pair.parts.policy.spec.observation.images)
-    arrays = {name: np.full_like(array, 128) if name in images else array for name, array in window.arrays.items()}
-    return Window(arrays, window.instruction)
 
 
 def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> float:

@@ -1,4 +1,4 @@
-"""Robots of a fleet: how they ask, their gates, and their control steps in virtual time."""
+"""Robots of fleets in virtual time: how they ask, their gates, their control steps, and what came of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.delay.corrected import CORRECTED, Chance
 from experiments.delay.worlds import WORLDS
-from experiments.fleet.server import Server, SharedTarget
-from experiments.grid import ROOT
-from specact import SpeculativePolicy
+from experiments.fleet.server import Request, Server, SharedTarget
+from experiments.grid import ROOT, Run
+from specact import SpeculativePolicy, load_pair
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import Always, Controller, Gate, Never, RateBudget
 from specact.gates.gate import Periodic
 from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.envs.task import Task
-from specact.lab.rollout.families import FamilyRollout
+from specact.lab.rollout.families import FamilyRollout, rollout_of
+from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.timed import Prepared, TimedGate
 from specact.links.link import LINKS
@@ -159,13 +161,15 @@ def member(family: FamilyRollout, how: Discipline, server: Server, size: int, pl
     target = SharedTarget(answers, server, clock, max(pair.execute, pair.corrects) / pair.rate_hz - 1e-6)
     name = CHASE if pair.corrects else pair.env
     share = fair_share(name, size, server.most)
-    inner = scored(how, pair, share)
-    gate = Offering(inner, target) if server.grants else held(inner, share, pair)
+    gate, task = gate_of(how, pair, share), load_task(pair.env)
+    if pair.corrects:
+        task = replace(task, make=partial(task.make, pace=WORLDS[CORRECTOR.world].pace))
     policy = SpeculativePolicy(
-        pair, gate, drafter=family.drafter(prepared[0]), verifier=family.verifier(target), clock=clock, seed=seed,
-        verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf), robot=place,
+        pair, Offering(gate, target) if server.grants else gate, drafter=family.drafter(prepared[0]),
+        verifier=family.verifier(target), verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf),
+        robot=place, clock=clock, seed=seed,
     )  # fmt: skip
-    found = Member(policy, SimulatedRobot(task_of(pair)), prepared, target, place, phase, how.asks == "waits")
+    found = Member(policy, SimulatedRobot(task), prepared, target, place, phase, how.asks == "waits")
     found.begin()
     return found
 
@@ -175,26 +179,15 @@ def phase_of(seed: int, place: int, pair: Pair[Any]) -> float:
     return float(stream(seed, Role.LINK, robot=place).uniform(0.0, pair.execute))
 
 
-def task_of(pair: Pair[Any]) -> Task:
-    """The pair's task, in the study's world."""
-    task = load_task(pair.env)
-    return replace(task, make=partial(task.make, pace=WORLDS[CORRECTOR.world].pace)) if pair.corrects else task
-
-
-def scored(how: Discipline, pair: Pair[Any], share: float) -> Gate:
-    """The gate of a discipline, whose rate nobody holds; it asks at an episode's first inference."""
+def gate_of(how: Discipline, pair: Pair[Any], share: float) -> Gate:
+    """The gate of a discipline, held at a share of the inferences, unless the server grants."""
     if how.score is None:
         return Never() if how.asks == "never" else Always()
     if how.score == "periodic":
         return Periodic(math.ceil(1.0 / share))
     gate = gate_settings(how.score, pair, ["max_skips=unlimited"] * (how.score != "random")).build(pair)
     gate.force_first = True
-    return gate
-
-
-def held(gate: Gate, share: float, pair: Pair[Any]) -> Gate:
-    """The gate held at a share of the inferences, if it has a threshold to move."""
-    if isinstance(gate, Never | Always | Periodic):
+    if how.asks == "granted":
         return gate
     return Controller(gate, RateBudget(share), horizon=HORIZON_AT_EVERY_STEP if pair.corrects else HORIZON)
 
@@ -213,3 +206,49 @@ def control_step(members: Sequence[Member], family: FamilyRollout) -> None:
         each.policy.ask(windows.get(id(each)))
     for each in members:
         each.act()
+
+
+def measure(name: str, discipline: str, size: int, near: bool, folder: Path, run: Run) -> dict[str, Any]:
+    """Fleets of a size, together as many robots in every cell; ``near`` a server that answers one by one: no link."""
+    if name == CHASE:
+        run.result(CORRECTOR.needs)
+    pair, how = load_pair(CORRECTOR.folder(run.out) if name == CHASE else name), DISCIPLINES[discipline]
+    family = rollout_of(pair, replace(METHODS["hybrid"], verifier=how.verifier))
+    robots, episodes = (size, 1) if run.quick else (TOGETHER, EPISODES)
+    most = 1 if near else granted_together() if how.asks == "granted" else MOST
+    link = (0.0, 0.0) if near else (LINK.busy(REQUEST_BYTES, True, 0.0), LINK.rtt_ms / 2e3)
+    servers = [Server(service(), most, *link, how.asks == "granted") for _ in range(robots // size)]
+    members = [member(family, how, servers[place // size], size, place, run.seed) for place in range(robots)]
+    members.sort(key=lambda each: each.phase % 1.0)
+    step, end, before = 0, WARM_UP + episodes, 0
+    while left := sum(len(each.won) < end for each in members):
+        if not before and all(len(each.won) >= WARM_UP for each in members):
+            before = sum(each.policy.counts["steps"] for each in members)
+            for server in servers:
+                server.sent.clear()
+        control_step([each for each in members if each.phase < step + 1], family)
+        for each in members:
+            each.policy.clock.sleep(1.0 / pair.rate_hz)
+        step += 1
+        run.update("robots", robots - left, robots)
+    members.sort(key=lambda each: each.place)
+    return summary(
+        np.array([each.won[WARM_UP:end] for each in members], float),
+        [request for server in servers for request in server.sent],
+        sum(each.policy.counts["steps"] for each in members) - before,
+    )
+
+
+def summary(won: NDArray[np.float64], requests: Sequence[Request], inferences: int) -> dict[str, Any]:
+    """Of ``won [robots, episodes]``, all requests and the number of inferences."""
+    served = [request for request in requests if np.isfinite(request.started)]
+    queued = [1e3 * (request.started - request.arrived) for request in served]
+    took = [1e3 * (request.replied - request.at) for request in served]
+    return {
+        "won": ["".join(str(int(each)) for each in row) for row in won],
+        "asked": len(requests) / inferences, "served": len(served) / inferences,
+        "in_time": sum(request.replied <= request.due for request in served) / inferences,
+        "queue_p99_ms": float(np.quantile(queued, 0.99)) if served else None,
+        "reply_p50_ms": float(np.quantile(took, 0.5)) if served else None,
+        "reply_p99_ms": float(np.quantile(took, 0.99)) if served else None,
+    }  # fmt: skip

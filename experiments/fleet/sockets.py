@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from threading import Barrier, Event
 from types import SimpleNamespace
@@ -22,9 +19,8 @@ from experiments.fleet.robots import (
     TOGETHER,
     WARM_UP,
     fair_share,
-    held,
+    gate_of,
     phase_of,
-    scored,
     service,
 )
 from experiments.grid import Run
@@ -33,13 +29,11 @@ from specact import SpeculativePolicy, load_pair
 from specact.execution.player import LateVerdicts
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.processes import serving
 from specact.lab.rollout.rollout import episode_seed
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.server.access import Address, Limits
-from specact.server.serve import serve
-from specact.server.service import Service
 from specact.wire.exchange import Exchange
 
 # So many robots ask more than a target can answer one by one.
@@ -48,28 +42,12 @@ SENT = ("late always", "late random", "late adahi", "late learned")
 _READY_S = 60.0
 
 
-def answer(bundle: str, announce: Callable[[str], None]) -> None:
-    """Serves a bundle's target, which answers one request at a time and sleeps."""
-    exchange = load_pair(bundle).exchange
+def sleeping() -> Exchange[Any]:
+    """What a server of the target answers, which sleeps; ``specact serve`` finds it by the name of this function."""
+    exchange = load_pair(PAIR).exchange
     slow = slowed(exchange.answer, lambda kind, requests: service().of(len(requests)))
-    target = cast(Exchange[Any], SimpleNamespace(contract=exchange.contract, name=exchange.name, answer=slow))
-    serve(Service(target, Limits(max_batch=1), Address(port=0)), announce)
-
-
-@contextmanager
-def sleeping(bundle: str) -> Iterator[Endpoint]:
-    """The address of such a server, in a process of its own."""
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=answer, args=(bundle, sender.send), daemon=True)
-    process.start()
-    try:
-        if not receiver.poll(_READY_S):
-            raise TimeoutError("the target's process did not start")
-        yield Endpoint.parse(receiver.recv())
-    finally:
-        process.terminate()
-        process.join()
+    kept = {name: getattr(exchange, name) for name in ("contract", "name", "read")}
+    return cast(Exchange[Any], SimpleNamespace(**kept, answer=slow))
 
 
 class Fleet:
@@ -100,12 +78,11 @@ class Fleet:
     def _drive(self, number: int) -> SpeculativePolicy:
         pair, place, world = self._pair, self._first + number, SimulatedRobot(load_task(PAIR))
         share, period_s = fair_share(PAIR, ROBOTS, 1), 1.0 / pair.rate_hz
-        gate = held(scored(self._how, pair, share), share, pair)
         with Client(self._server, pair.exchange.contract, f"robot {place}") as client:
             client.connect(_READY_S)
             policy = SpeculativePolicy(
-                pair, gate, verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute), seed=self._seed,
-                verdicts=LateVerdicts(math.inf), robot=place,
+                pair, gate_of(self._how, pair, share), verdicts=LateVerdicts(math.inf), robot=place, seed=self._seed,
+                verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute),
             )  # fmt: skip
             self._began.wait(_READY_S)
             tick = time.monotonic() + phase_of(self._seed, place, pair) * period_s
@@ -126,7 +103,8 @@ def measure(discipline: str, folder: Path, run: Run) -> dict[str, Any]:
     """As many robots as in virtual time, a fleet after the other, in the same episodes."""
     robots, end = (ROBOTS, WARM_UP + 1) if run.quick else (TOGETHER, WARM_UP + EPISODES)
     won, late_s, policies = list[list[bool]](), list[float](), list[SpeculativePolicy]()
-    with sleeping(PAIR) as server:
+    with serving(f"{__name__}:sleeping", "--max-batch", "1") as served:
+        server = Endpoint("ws", "127.0.0.1", served.port)
         for first in range(0, robots, ROBOTS):
             fleet = Fleet(discipline, server, first, end, run.seed)
             policies += fleet.play()

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import add_series, points_of
-from experiments.fleet.robots import CHASE, PAIRS
-from experiments.report import Picture, Report, Table, contrast_table, one_family, significant
+from experiments.fleet.robots import CHASE, DISCIPLINES, PAIRS
+from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family, significant
 from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
 # Cells of robots without a link, at a server that answers one by one: in virtual time, and over sockets.
@@ -119,7 +119,8 @@ def report(results: Mapping[str, Any]) -> Report:
         name: named(f"{NEAR}, {name}") | {way: row | success_of(won_of(row)) for way, row in ways.items()}
         for name, ways in near.items()
     }
-    return Report([success, sleeping, contrast_table(family)], facts, [Picture("fleet.svg", draw)])
+    tables = [success, sleeping, contrast_table(family), glossary(DISCIPLINES, "disciplines")]
+    return Report(tables, facts, [Picture("fleet.svg", draw)])
 
 
 def won_of(row: Mapping[str, Any]) -> NDArray[np.float64]:

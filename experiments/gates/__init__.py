@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.gates import tables
+from experiments.gates.tables import report as report
 from experiments.grid import Cell, Run, evaluated, made_pair
 from specact.bundle.bundle import HEAD
 from specact.families.codes.pair import load_codes
@@ -25,7 +25,6 @@ from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 from specact.load import load_pair
 from specact.systems.adahi import Reading
 
-report = tables.report
 RATE, BUNDLES, LESSONS = 0.4, ("ball", "swarm"), 50_000
 
 

@@ -20,7 +20,7 @@ from experiments.flash import cost_of, measure_rounds
 from experiments.grid import UNTIMED, Cell, Experiment, Results, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes
 from experiments.report import Picture, Report, Table, contrast_table, filled, one_family
-from experiments.tokens import alone, costs, relative_time
+from experiments.tokens import costs, relative_time
 from experiments.tokens.gain import measure_gain
 from experiments.tokens.methods import METHODS as TOKENS
 from specact.bundle.bundle import named_bundles
@@ -155,7 +155,8 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
     methods, env, episodes = row
     if policy == EXPERT:
         return {EXPERT: demonstrated(env, run.few(len(episodes)), run.seed)}
-    bundle = alone(policy, folder / "pair", env) if ALONE in methods else policy
+    # Both parts of a pair are the policy, so that it can be evaluated without another one.
+    bundle = made_pair(folder / "pair", policy, policy, env=env) if ALONE in methods else policy
     return succeeded(Evaluation(bundle, env, methods, len(episodes), first=episodes.start), folder, run)
 
 
@@ -328,7 +329,9 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             chunks = {each: np.ceil(of / 16) for each, of in steps.items()}
             won = (row["won"][both] * found["full"]["won"][both]).astype(bool)
             for hardware, profile in PI05.items():
-                took = _times(profile)
+                _, of = load_hardware(profile)
+                assert of.base_ms is not None, "it has absolute times"
+                took = {each: 1e-3 * (of.base_ms + of.step_ms * count) for each, count in STEPS.items()}
                 spent = {n: c * took[n] + steps[n] * TICK_S for n, c in chunks.items()}
                 yield {
                     "policy": policy, "steps": STEPS[name], "hardware": hardware,
@@ -338,13 +341,6 @@ def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                     "over": asdict(mean_interval(spent[name] / spent["full"])),
                     "both": asdict(mean_interval((spent[name] / spent["full"])[won])) if won.sum() > 1 else None,
                 }  # fmt: skip
-
-
-def _times(profile: str) -> dict[str, float]:
-    """Of an inference by row, on this hardware [s]."""
-    _, hardware = load_hardware(profile)
-    assert hardware.base_ms is not None, "it has absolute times"
-    return {name: 1e-3 * (hardware.base_ms + hardware.step_ms * steps) for name, steps in STEPS.items()}
 
 
 def report(results: Results) -> Report:

@@ -54,13 +54,9 @@ class Blank(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
         return {name: np.zeros_like(seen) if name.startswith("image.") else seen for name, seen in observation.items()}
 
 
-def make_blank(**options: Any) -> Blank:
-    """Meta-World with blank cameras."""
-    return Blank(load_task("metaworld").make(**options))
-
-
 # The environment "experiments.metaworld:BLANK".
-BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
+_TASK = load_task("metaworld")
+BLANK = replace(_TASK, name="metaworld-blank", make=lambda **options: Blank(_TASK.make(**options)))
 
 
 def plan(run: Run) -> Iterator[Cell]:

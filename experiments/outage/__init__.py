@@ -42,12 +42,11 @@ def report(results: Results) -> Report:
     races = {method: [row for heat in results["races"].values() for row in heat[method]] for method in METHODS}
     measures = {method: measures_of(rows) for method, rows in races.items()}
     rows = [{"method": method, "about": METHODS[method], **summary_of(values)} for method, values in measures.items()]
-    tests = []
-    for second, measure in product(METHODS, ("down", "success", "success_s")):
-        if second != "adahi":
-            test = asdict(contrast(measures["adahi"][measure], measures[second][measure]))
-            tests.append({**test, "on": "PushT", "measure": measure, "first": "adahi", "second": second})
-    family = one_family(tests)
+    family = one_family(
+        {"on": "PushT", "measure": measure, "first": "adahi", "second": second,
+         **asdict(contrast(measures["adahi"][measure], measures[second][measure]))}
+        for second, measure in product(METHODS, ("down", "success", "success_s")) if second != "adahi"
+    )  # fmt: skip
     still = Table(
         "still", f"{len(races['target'])} outages of {OUTAGE_S:g} s, one per episode; 95 % intervals over episodes.",
         "method | what it does | stands still while the link is down | at other times | longest stall [s] "

@@ -22,7 +22,6 @@ from specact.lab.rollout.statistics import mean_interval
 
 # Servers by the names in results.
 OURS, ENDPOINT, THEIRS = SIDES = ("specact", "endpoint", "openpi")
-NOT = {"steps_per_s": {"mean": None}}  # measured
 POLICIES = ("ball", "ball#target", "metaworld-tokens", "metaworld-flow")
 CELLS = (*(f"openpi/{policy}" for policy in POLICIES), "device", "neighbours", "transports", "capacity", "soak")
 
@@ -137,7 +136,7 @@ def of_sides(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for policy, measured in policies.items():
         for robots, sides in measured["hot"].items():
             row: dict[str, Any] = {"on": f"{policy}, {robots}"}
-            row |= {side: spreads(sides[side]) if side in sides else NOT for side in SIDES}
+            row |= {side: spreads(sides[side]) if side in sides else {"steps_per_s": {"mean": None}} for side in SIDES}
             row["ratio"] = ratio(sides[OURS]["steps_per_s"], sides[THEIRS]["steps_per_s"])
             if "rows" in measured:
                 sizes = [spread(ms) for size, ms in measured["rows"].items() if int(size) <= int(robots)]

@@ -37,6 +37,7 @@ from specact.types import Floats
 BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
 # Policies that write their chunk token by token, by the name of their tables.
 TOKENS = {"tokens": "metaworld-tokens", "libero": "libero-spatial-tokens"}
+SIMULATIONS = {"virtual": BUNDLE, **TOKENS}
 # Slowdown of the device's networks, and upper bounds of the server's load.
 FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 LINKS = ("5g-like", "lte", "lte-driving", "wifi")
@@ -63,12 +64,9 @@ NAMES = {
     "late": "target asked, nobody waits",
     "adahi_placed": "ADAHI, its target at the smallest total",
 }
-
-
 _VIRTUAL = "in virtual time: mean of an inference [ms], with a 95 % interval from blocks of 5 s"
 ABOUT = {
-    "virtual": f"{BUNDLE} {_VIRTUAL}",
-    **{kind: f"{bundle} {_VIRTUAL}" for kind, bundle in TOKENS.items()},
+    **{kind: f"{bundle} {_VIRTUAL}" for kind, bundle in SIMULATIONS.items()},
     "sockets": f"{BUNDLE} over sockets: mean of an inference [ms], with a 95 % interval over turns / 95th percentile, "
     "and inferences without an answer",
 }
@@ -80,7 +78,7 @@ def plan(run: Run) -> Iterator[Cell]:
     for name in LINKS:
         yield Cell(f"forecasts/{name}", partial(learn, name))
     yield from (Cell(f"tokens/{bundle}", partial(token_costs, bundle)) for bundle in TOKENS.values())
-    for bundle in (BUNDLE, *TOKENS.values()):
+    for bundle in SIMULATIONS.values():
         for factor in FACTORS:
             for name in LINKS:
                 yield Cell(f"virtual/{bundle}/{factor:g}/{name}", partial(simulate, bundle, factor, name))
@@ -98,7 +96,7 @@ def _stages(run: Run) -> StagedFolder:
 
 
 def _link(name: str, run: Run) -> StudyLink:
-    return study_links(run.needed("mahimahi/ and telerobot_rtt/"), run.out)[LINKS.index(name)]
+    return study_links(run.needed("mahimahi/ and telerobot_rtt/"), run.out)[name]
 
 
 def _measured(cell: str, run: Run) -> Any:
@@ -269,8 +267,7 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
 def report(results: Results) -> Report:
     """docs/results/split.md."""
     kinds = {
-        "virtual": results["virtual"][BUNDLE],
-        **{kind: results["virtual"][bundle] for kind, bundle in TOKENS.items() if bundle in results["virtual"]},
+        **{kind: results["virtual"][bundle] for kind, bundle in SIMULATIONS.items() if bundle in results["virtual"]},
         "sockets": results["sockets"],
     }  # fmt: skip
     groups = {

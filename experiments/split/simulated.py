@@ -39,9 +39,8 @@ PERIOD_S = 0.2
 
 @dataclass(frozen=True)
 class StudyLink:
-    """A link of the study: its name in tables, the link without its start, and the recording's length [s]."""
+    """A link of the study without its start, and the recording's length [s]."""
 
-    name: str
     link: str
     seconds: float
 
@@ -56,8 +55,8 @@ class StudyLink:
         return "+".join([base, f"start={start_s:g}", *more])
 
 
-def study_links(data: Path, out: Path) -> list[StudyLink]:
-    """The recorded links; ``out`` gets the LTE recording with ten packets for each original one.
+def study_links(data: Path, out: Path) -> dict[str, StudyLink]:
+    """The recorded links by name; ``out`` gets the LTE recording with ten packets for each original one.
 
     Raises:
         ConfigError: if a recording is missing.
@@ -75,12 +74,12 @@ def study_links(data: Path, out: Path) -> list[StudyLink]:
     def pair(files: Sequence[Path]) -> str:
         return "mahimahi:" + ",".join(map(str, files))
 
-    return [
-        StudyLink("5g-like", f"{pair(fast)}+delay=20", _duration_s(lte)),
-        StudyLink("lte", f"{pair(lte)}+delay=40", _duration_s(lte)),
-        StudyLink("lte-driving", f"{pair(car)}+delay=40", _duration_s(car)),
-        StudyLink("wifi", f"rtt:{radio}+rate=50", sum(map(float, radio.read_bytes().split())) / 1e3),
-    ]
+    return {
+        "5g-like": StudyLink(f"{pair(fast)}+delay=20", _duration_s(lte)),
+        "lte": StudyLink(f"{pair(lte)}+delay=40", _duration_s(lte)),
+        "lte-driving": StudyLink(f"{pair(car)}+delay=40", _duration_s(car)),
+        "wifi": StudyLink(f"rtt:{radio}+rate=50", sum(map(float, radio.read_bytes().split())) / 1e3),
+    }
 
 
 def _duration_s(deliveries: Sequence[Path]) -> float:

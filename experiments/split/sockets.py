@@ -110,8 +110,10 @@ class Device:
             robots = {name: self._robot(stack, name, ports[name not in UNSPLIT]) for name in methods}
             for first in range(0, len(self.seen), stretch):
                 for name in order.permutation(list(methods)).tolist():
-                    for inference, due in self._schedule(range(first, min(first + stretch, len(self.seen)))):
-                        robots[name].infer(inference, due)
+                    began = time.monotonic()
+                    for inference in range(first, min(first + stretch, len(self.seen))):
+                        time.sleep(max(0.0, began + (inference - first) * PERIOD_S - time.monotonic()))
+                        robots[name].infer(inference, time.monotonic())
             return {name: robot.summary() for name, robot in robots.items()}
 
     def _robot(self, stack: ExitStack, method: str, server: int) -> Robot:
@@ -175,13 +177,6 @@ class Device:
 
         robot.infer = infer
         return robot
-
-    def _schedule(self, inferences: range) -> Iterator[tuple[int, float]]:
-        """Each inference when it is due, and its time [s]."""
-        first = time.monotonic()
-        for number, inference in enumerate(inferences):
-            time.sleep(max(0.0, first + number * PERIOD_S - time.monotonic()))
-            yield inference, time.monotonic()
 
 
 def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:

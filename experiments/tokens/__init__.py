@@ -159,15 +159,15 @@ def arrays(points: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
 
 def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Decodings on the target's own rollouts."""
-    pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
+    pair = load_pair(bundle, draft=POLICIES[bundle][2])
     names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
-    return {"fingerprint": pair.fingerprint, "decodings": measure_gain(pair, names, episodes, run.seed)}
+    return {"fingerprint": pair.fingerprint, "decodings": measure_gain(pair, names, run.few(episodes), run.seed)}
 
 
 def times(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, dict[str, float]]:
     """What is slower than greedy decoding, KERV and HeiSD, measured once more: alternating with few others."""
     names = (*SLOWER, "heisd", "heisd_fixed", *("kerv_chunk_tail",) * (POLICIES[bundle][2] is not None))
-    return measure_gain(load_pair(bundle), ("ar", *names), min(run.few(episodes), episodes), run.seed)
+    return measure_gain(load_pair(bundle), ("ar", *names), run.few(episodes), run.seed)
 
 
 def boundary(bundle: str, folder: Path, run: Run) -> dict[str, float]:
@@ -193,7 +193,8 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     success: dict[str, list[float]] = {}
     for label, (name, method, _) in OTHERS[bundle].items():
         env = name.removesuffix("-regression")
-        pair = name if name == env else alone(name, folder / "pair", env)
+        # Both parts of a pair are the policy, so that it can be evaluated without another one.
+        pair = name if name == env else made_pair(folder / "pair", name, name, env=env)
         evaluation = Evaluation(pair, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
     cells = (run.result(f"{bundle}/methods/{name}")["outcomes"] for name in RIVALS[bundle])
@@ -204,11 +205,6 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
         "contrasts": paired(won, [(label, name) for label in success for name in RIVALS[bundle]]),
         "time": costs(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()}),
     }
-
-
-def alone(policy: str, path: Path, env: str) -> str:
-    """A pair, in a folder, of which the policy is both parts, so that it can be evaluated without another one."""
-    return made_pair(path, policy, policy, env=env)
 
 
 def costs(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from experiments.fleet import summary
-from experiments.fleet.robots import DISCIPLINES, control_step, fair_share, granted_together, member, service
+from experiments.fleet.robots import DISCIPLINES, control_step, fair_share, granted_together, member, service, summary
 from experiments.fleet.server import Server
 from experiments.fleet.tables import success_of
 
