@@ -13,8 +13,8 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}": (1_600, 2_232),
     f"{SRC}/bundle": (450, 806),
     f"{SRC}/gates": (1_000, 1_261),
-    f"{SRC}/families": (2_900, 3_642),
-    f"{SRC}/systems": (2_200, 3_191),
+    f"{SRC}/families": (2_900, 3_648),
+    f"{SRC}/systems": (2_200, 3_189),
     f"{SRC}/execution": (500, 547),
     f"{SRC}/robot": (900, 1_228),
     f"{SRC}/wire": (450, 764),
@@ -31,9 +31,9 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_905),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_170),
-    "experiments": (4_500, 9_185),
+    "experiments": (4_500, 9_165),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_917),
+    "tests": (27_000, 33_920),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

@@ -35,7 +35,7 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkAnswers, Load
 from specact.families.chunks.policy import FAMILY, ChunkExchange, ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import check_made_for, check_stored, load_stored
+from specact.families.chunks.sources import check_made_for, load_stored
 from specact.gates.gate import Gate
 from specact.observation import Field, ObservationSpec, Window
 from specact.pair import Answer, Follower, Pair, PairIdentity, PairSource, TargetVerifier
@@ -256,8 +256,6 @@ def load_corrector(path: Path, load: Load, named: PairSource, compute: Compute =
         BundleError: if it is damaged, its network does not fit, or, on first use, the target is another one.
     """
     bundle: Bundle[CorrectorSpec] = open_bundle(path, "corrector", CorrectorSpec, CORRECTOR_PARTS)
-    stored = bundle.manifest.sources.get("target")
-    check_stored(path, "target", stored)
 
     def load_target() -> ChunkPolicy:
         loaded = load_stored(bundle, "target", named.target, load, compute=compute)
@@ -266,8 +264,9 @@ def load_corrector(path: Path, load: Load, named: PairSource, compute: Compute =
         )
         return loaded.policy
 
+    known = named.target or bundle.manifest.sources.get("target")
     return CorrectorParts(
         bundle.name, CorrectorNetwork(bundle.files["corrector"], bundle.spec, compute), bundle.spec,
-        load_target if named.target or stored else None, env=bundle.env, path=path, source=named,
+        load_target if known else None, env=bundle.env, path=path, source=named,
         fingerprint=joint_fingerprint(bundle.spec.target, bundle.fingerprint),
     ).pair()  # fmt: skip

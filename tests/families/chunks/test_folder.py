@@ -67,7 +67,7 @@ def test_code_that_a_manifest_names_does_not_run_and_a_graph_that_is_not_checked
     del sys.modules["still_life"]
     (made.parent / "imported").unlink()
     with pytest.raises(BundleError, match=f"no code, .*--{part}"):
-        load_pair(made)
+        load_pair(made) if part == "draft" else load_exchange(str(made))
     assert not (made.parent / "imported").exists() and "still_life" not in sys.modules
 
 
@@ -150,7 +150,7 @@ def test_a_pair_is_for_the_environment_of_its_policies(here: Path) -> None:
 
 def test_a_server_needs_the_target_alone(made: Path) -> None:
     """No draft, and the target from whoever starts it, not from the folder."""
-    with pytest.raises(ConfigError, match=r"the target of .* is no bundle; name it again with --target MODULE:NAME"):
+    with pytest.raises(ConfigError, match=r"the target of .* is no bundle; name it with --target MODULE:NAME"):
         load_exchange(str(made))
     served = load_exchange(str(made), target="still_life:still")
     pair = load_pair(made, draft="still_life:still", target="still_life:still")
@@ -159,7 +159,7 @@ def test_a_server_needs_the_target_alone(made: Path) -> None:
     with pytest.raises(BundleError, match="was made for the target '0000000000000000', but still is"):
         load_exchange(str(made), target="still_life:still")
     change(made, "sources", "target", to="elsewhere/flow")
-    with pytest.raises(ConfigError, match="names elsewhere/flow as its target.*name it with --target"):
+    with pytest.raises(ConfigError, match=r"elsewhere/flow.*name it with --target"):
         load_exchange(str(made))
 
 

@@ -145,8 +145,8 @@ def test_a_manifest_that_names_code_is_refused(trained: TrainingResult, tmp_path
         (tmp_path / file.name).write_bytes(file.read_bytes())
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     write_json(tmp_path / "manifest.json", manifest | {"sources": {"target": "os:system"}})
-    with pytest.raises(BundleError, match="--target"):
-        load_pair(tmp_path)
+    with pytest.raises(BundleError, match="no code.*--target"):
+        load_pair(tmp_path).parts.target  # noqa: B018
 
 
 def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_path: Path) -> None:

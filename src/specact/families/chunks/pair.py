@@ -25,14 +25,7 @@ from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.policy import Chunk, ChunkExchange, ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import (
-    LoadedPolicy,
-    check_made_for,
-    check_stored,
-    kind_of_source,
-    load_stored,
-    try_out,
-)
+from specact.families.chunks.sources import LoadedPolicy, check_made_for, kind_of_source, load_stored, try_out
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
 from specact.pair import Answer, Pair, PairIdentity, PairSource, Target, TargetVerifier
@@ -336,7 +329,6 @@ def _read(path: Path) -> PairBundle:
     for part in ("draft", "target"):
         if not {part} <= manifest.sources.keys() & manifest.steps.keys() & manifest.fingerprints.keys():
             raise BundleError(f"{file} must have the source, steps and fingerprint of the {part}; make the pair again")
-        check_stored(file, part, manifest.sources[part])
     return PairBundle(path, manifest, bundle.spec, bundle.files, units)
 
 

@@ -72,15 +72,6 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
     return "code" if is_plugin(source) and not Path(source).exists() else "folder"
 
 
-def check_stored(file: Path, part: str, source: str | None) -> None:
-    """BundleError if a manifest names code, which importing would run, as its draft or target: it is not trusted."""
-    if source is not None and kind_of_source(source) not in ("part", "folder"):
-        raise BundleError(
-            f"{file} may name a bundle as its {part}, and no code, but names {source!r:.60}; name the {part} yourself "
-            f"with --{part}"
-        )
-
-
 def load_stored(
     bundle: Bundle[Any], part: str, named: str | None, load: Callable[..., LoadedPolicy], **options: Any
 ) -> LoadedPolicy:
@@ -88,18 +79,17 @@ def load_stored(
 
     Raises:
         ConfigError: if there is neither, or the manifest's is not where it was.
+        BundleError: if the manifest, which is not trusted, names code: importing a module would run it.
     """
-    source = named or bundle.manifest.sources[part]
+    source, name_it = named or bundle.manifest.sources.get(part), f"name it with --{part}"
     if source is None:
-        raise ConfigError(
-            f"the {part} of {bundle.path} is no bundle; name it again with --{part} MODULE:NAME or FILE.toml"
-        )
+        raise ConfigError(f"the {part} of {bundle.path} is no bundle; {name_it} MODULE:NAME or FILE.toml")
+    if not named and kind_of_source(source) not in ("part", "folder"):
+        raise BundleError(f"{bundle.path} may name no code, but names {source!r:.60} as its {part}; {name_it}")
     try:
         return load(source, **options)
     except ConfigError as error:
-        if named:
-            raise
-        raise ConfigError(f"{bundle.path} names {source} as its {part}: {error}; or name it with --{part}") from error
+        raise error if named else ConfigError(f"{error}; {bundle.path} names it as its {part}: {name_it}") from error
 
 
 def load_own(source: str) -> LoadedPolicy:
