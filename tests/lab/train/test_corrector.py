@@ -145,7 +145,7 @@ def test_a_manifest_that_names_code_is_refused(trained: TrainingResult, tmp_path
         (tmp_path / file.name).write_bytes(file.read_bytes())
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     write_json(tmp_path / "manifest.json", manifest | {"sources": {"target": "os:system"}})
-    with pytest.raises(BundleError, match="no code.*--target"):
+    with pytest.raises(BundleError, match=r"no code.*--target"):
         load_pair(tmp_path).parts.target  # noqa: B018
 
 
