@@ -65,12 +65,18 @@ def failing(proposal: Proposal) -> float:
 
 TASKS = tuple(Method(of.__name__.lower(), f"{__name__}:{of.__name__}", str(of.__doc__)) for of in (Weak, Weakest))
 METHODS: tuple[str | Method, ...] = ("draft", DEVICE, "random", "adahi", "random_learned", "learned", *TASKS)
-TABLE = partial(
-    Table, "scene", f"{EPISODES} paired episodes of Meta-World by a draft of all ten tasks that sees cameras, before a "
-    "target that is fed the scene; share of inferences that asked. `target_on_device` is the target alone, which no "
-    "device can be. `weak` asks at random in tasks in which the draft fails, `weakest` in those in which it fails most.",
-    "method | success | by training | asked", "`{method}` | {success:ci2} | {trainings} | {sent:.2f?}",
-)  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """The table of the methods."""
+    about = (
+        f"{EPISODES} paired episodes of Meta-World by a draft of all ten tasks that sees cameras, before a target that "
+        "is fed the scene; share of inferences that asked. `target_on_device` is the target alone, which no device can "
+        "be. `weak` asks at random in tasks in which the draft fails, `weakest` where it fails most."
+    )
+    kept = [{key: row[key] for key in ("method", "success", "trainings", "sent")} for row in rows]
+    cells = "`{method}` | {success:ci2} | {trainings} | {sent:.2f?}"
+    return Table("scene", about, "method | success | by training | asked", cells, kept)
 
 
 def plan() -> Iterator[Cell]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from experiments.figures import add_series, points_of
 from experiments.measure import paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
-from experiments.value import heads, unknown
+from experiments.value import heads, scene, unknown
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
 from specact.types import Floats
 
@@ -154,9 +154,11 @@ def report(results: Mapping[str, Any]) -> Report:
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
     more = unknown.report(results["unknown"])
-    facts["unknown"] = more.facts
+    fed = unknown.report(results["scene"], scene.table, [method.name for method in scene.TASKS])
+    facts |= {"unknown": more.facts, "scene": fed.facts}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
-    return Report([*tables, *more.tables], facts, [Picture("value.svg", draw), *more.pictures])
+    pictures = [Picture("value.svg", draw), *more.pictures, *fed.pictures]
+    return Report([*tables, *more.tables, *fed.tables], facts, pictures)
 
 
 def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -167,7 +167,9 @@ def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
 
 
-def report(found: Mapping[str, Any], table: Callable[[list[dict[str, Any]]], Table] = TABLE) -> Report:
+def report(
+    found: Mapping[str, Any], table: Callable[[list[dict[str, Any]]], Table] = TABLE, others: Sequence[str] = ()
+) -> Report:
     """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
     rows, won = list[dict[str, Any]](), dict[str, list[NDArray[np.float64]]]()
     cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in ALONE]
@@ -190,7 +192,7 @@ def report(found: Mapping[str, Any], table: Callable[[list[dict[str, Any]]], Tab
     for rate in RATES:
         for gate, control in PAIRS:
             first, random = (name if name in UNRATED else f"{name} {rate}" for name in (gate, control))
-            rivals = (random, "draft", *ALONE, *("list",) * (gate != "list"))
+            rivals = (random, "draft", *ALONE, *("list",) * (gate != "list"), *(f"{name} {rate}" for name in others))
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
