@@ -157,8 +157,7 @@ def report(results: Mapping[str, Any]) -> Report:
     fed = unknown.report(results["scene"], scene.table, [method.name for method in scene.TASKS])
     facts |= {"unknown": more.facts, "scene": fed.facts}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
-    pictures = [Picture("value.svg", draw), *more.pictures, *fed.pictures]
-    return Report([*tables, *more.tables, *fed.tables], facts, pictures)
+    return Report([*tables, *more.tables, *fed.tables], facts, [Picture("value.svg", draw), *more.pictures])
 
 
 def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
