@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
+from experiments.value.scene import FAILS, Weak, Weakest, table
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 from experiments.value.unknown import KNOWN, SUITE, TASKS, Unlisted, report
 
@@ -198,6 +199,21 @@ def test_a_list_of_tasks_asks_on_those_that_the_draft_was_not_trained_on() -> No
         assert load_task(SUITE).start(7919, number) % len(TASKS) == number
         proposal = SimpleNamespace(window=SimpleNamespace(instruction=INSTRUCTIONS[task]))
         assert gate.decide(proposal, np.random.default_rng(0)).transmit == (task not in KNOWN)  # type: ignore[arg-type]
+
+
+def test_lists_of_where_the_draft_fails_are_rivals_of_gates_and_ask_there_first() -> None:
+    rng, scores = np.random.default_rng(0), dict[tuple[type, str], float]()
+    for kind in (Weak, Weakest):
+        for task in TASKS:
+            proposal = SimpleNamespace(window=SimpleNamespace(instruction=INSTRUCTIONS[task]))
+            scores[kind, task] = kind(0.0).score(proposal, rng)  # type: ignore[arg-type]
+    assert all((scores[kind, task] > 0.1) >= (task in FAILS) for kind, task in scores)
+    assert all(scores[Weakest, task] <= scores[Weakest, "pick-place-v3"] for task in TASKS)
+    assert {task for task in TASKS if scores[Weak, task] > 1.0} == FAILS.keys()
+    cell = {"asked": [0.5, 0.5], "sent": 0.5, "auroc": 0.5}
+    gated = {name: {**cell, "won": "10" * 10} for name in ("draft", "random_learned", "learned", "weakest")}
+    _, contrasts = report({"0.4": gated}, table, ["weakest"]).tables
+    assert {row["second"] for row in contrasts.rows} == {"random_learned 0.4", "draft", "weakest 0.4"}
 
 
 def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
