@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_170),
     "experiments": (4_500, 9_197),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_936),
+    "tests": (27_000, 33_938),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

@@ -89,8 +89,10 @@ def test_an_interval_over_seeds_is_as_wide_as_they_differ() -> None:
     assert found.mean == pooled.mean == pytest.approx(2 / 3)
     assert (found.low, found.high) == (0.0, 1.0) and pooled.high - pooled.low < 0.2
     alone = (np.arange(60) % 3 == 0).astype(float)
-    one, whole = seeds_interval([alone]), bootstrap_interval(alone)
-    assert (one.low, one.high) == pytest.approx((whole.low, whole.high), abs=0.04)
+    whole = bootstrap_interval(alone)
+    for copies in (1, 3):
+        same = seeds_interval([alone] * copies)
+        assert (same.low, same.high) == pytest.approx((whole.low, whole.high), abs=0.04), "no more than one says"
 
 
 def test_pairing_counts() -> None:

@@ -44,16 +44,15 @@ def bootstrap_interval(values: NDArray[np.float64], rng: np.random.Generator | i
 def seeds_interval(groups: Sequence[NDArray[np.float64]]) -> Interval:
     """The mean over training seeds of the means over their episodes, with a 95 % interval over both.
 
-    A percentile interval of a hierarchical bootstrap: 2,000 samples, each of seeds, and then of episodes within every
-    drawn seed. With only three seeds it is still too narrow, but less so than one over episodes as if independent.
+    A percentile interval of a crossed bootstrap: 2,000 samples, each of seeds and of episodes, which are the same for
+    every seed, in the same order. With only three seeds it is too narrow, but less so than one of episodes alone.
     """
     generator = np.random.default_rng(0)
     drawn = generator.integers(len(groups), size=(2000, len(groups)))
-    means = np.empty(drawn.shape)
-    for number, values in enumerate(groups):
-        chosen = drawn == number
-        means[chosen] = values[generator.integers(len(values), size=(int(chosen.sum()), len(values)))].mean(axis=1)
-    low, high = np.quantile(means.mean(axis=1), [0.025, 0.975])
+    places = generator.random((2000, max(map(len, groups))))
+    episodes = [(len(values) * places[:, : len(values)]).astype(int) for values in groups]
+    means = np.stack([values[at].mean(axis=1) for values, at in zip(groups, episodes, strict=True)], axis=1)
+    low, high = np.quantile(np.take_along_axis(means, drawn, axis=1).mean(axis=1), [0.025, 0.975])
     return Interval(float(np.mean([values.mean() for values in groups])), float(low), float(high))
 
 
