@@ -196,8 +196,8 @@ def report(
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
-    family = one_family(under(SUITE, [row for pair in tests for row in paired(matched(won, pair), [pair])]))
-    shown = table(rows)
+    shown, differences = table(rows), [row for pair in tests for row in paired(matched(won, pair), [pair])]
+    family = one_family(under(f"{SUITE}, {shown.name}", differences))
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
     drawn = {
         style: points_of({row["sent"] or 0.0: row["success"] for row in rows if row["method"].partition(" 0")[0] == of})

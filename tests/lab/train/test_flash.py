@@ -274,7 +274,7 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "said"), [
-    ("my_flow:plain", r"made for the target padded, but plain is plain; .* kind = \"flash\""),
+    ("my_flow:plain", r"made for the target 'padded', but plain is 'plain'; .* kind = \"flash\""),
     ("my_flow:whole", r"whole answers with whole chunks and has no parts .* SmolVLA, pi0 or pi05"),
     ("my_flow:unnamed", r"unnamed must say the range of its actions, and have a fingerprint"),
 ])  # fmt: skip
