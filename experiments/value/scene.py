@@ -37,8 +37,8 @@ dropout = 0.0
 batch = 128
 steps = 5000
 """
-# How often the draft alone fails, of tasks in which it does so in more than a tenth of 20 other episodes: of a pair with
-# it, specact eval PAIR --env metaworld --methods draft --episodes 200 --seed 2.
+# How often the draft alone fails, of tasks in which it does so in more than a tenth of 20 other episodes; of a pair
+# with it: specact eval PAIR --env metaworld --methods draft --episodes 200 --seed 2.
 FAILS = {
     "button-press-topdown-v3": 0.35, "peg-insert-side-v3": 0.95, "pick-place-v3": 1.0, "push-v3": 0.95,
     "reach-v3": 0.65, "window-open-v3": 0.15,
