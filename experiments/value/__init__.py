@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.grid import Cell, Run
-from experiments.value import heads, scene, tables, unknown
+from experiments.value import heads, settings, tables
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.gates import Gate, Random
 from specact.gates.calibration import threshold_for_rate
@@ -69,8 +69,7 @@ def plan(run: Run) -> Iterator[Cell]:
             for gate in fitted:
                 for seed in range(SEEDS):
                     yield Cell(f"{name}/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed, episodes))
-    yield from unknown.plan()
-    yield from scene.plan()
+    yield from settings.plan()
 
 
 class BaseGate(Random):

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from experiments.figures import add_series, points_of
 from experiments.measure import paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
-from experiments.value import heads, scene, unknown
+from experiments.value import heads
+from experiments.value.settings import SETTINGS
+from experiments.value.targets import report as compared
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
 from specact.types import Floats
 
@@ -153,11 +155,13 @@ def report(results: Mapping[str, Any]) -> Report:
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
-    more = unknown.report(results["unknown"])
-    fed = unknown.report(results["scene"], scene.table, [method.name for method in scene.TASKS])
-    facts |= {"unknown": more.facts, "scene": fed.facts}
+    knows = {of.name: compared(of, results[of.name]) for of in SETTINGS if of.name in results}
+    facts |= {name: of.facts for name, of in knows.items()}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
-    return Report([*tables, *more.tables, *fed.tables], facts, [Picture("value.svg", draw), *more.pictures])
+    pictures = [picture for of in knows.values() for picture in of.pictures]
+    return Report(
+        tables + [table for of in knows.values() for table in of.tables], facts, [Picture("value.svg", draw), *pictures]
+    )
 
 
 def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

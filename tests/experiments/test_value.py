@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
-from experiments.value.scene import FAILS, Weak, Weakest, table
+from experiments.value.settings import FAILS, SCENE, UNKNOWN, Unlisted, Weak, Weakest
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
-from experiments.value.unknown import KNOWN, SUITE, TASKS, Unlisted, report
+from experiments.value.targets import KNOWN, SUITE, TASKS, report
 
 from specact.lab.envs import load_task
 from specact.lab.envs.metaworld import INSTRUCTIONS
@@ -212,7 +212,7 @@ def test_lists_of_where_the_draft_fails_are_rivals_of_gates_and_ask_there_first(
     assert {task for task in TASKS if scores[Weak, task] > 1.0} == FAILS.keys()
     cell = {"asked": [0.5, 0.5], "sent": 0.5, "auroc": 0.5}
     gated = {name: {**cell, "won": "10" * 10} for name in ("draft", "random_learned", "learned", "weakest")}
-    _, contrasts = report({"0.4": gated}, table, ["weakest"]).tables
+    _, contrasts = report(SCENE, {"0.4": gated}).tables
     assert {row["second"] for row in contrasts.rows} == {"random_learned 0.4", "draft", "weakest 0.4"}
 
 
@@ -221,13 +221,13 @@ def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
     always, never = {**cell, "won": "1111" * 5}, {**cell, "won": "1010" * 5}
     gated = {"draft": never, "random": never, "adahi": always}
     found = {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
-    of = report(found)
+    of = report(UNKNOWN, found)
     shown, contrasts = of.tables
     assert [row["method"] for row in shown.rows] == ["one step", "draft", "random 0.4", "adahi 0.4"]
     assert of.facts["draft"]["known"]["mean"] == 1.0 and of.facts["draft"]["other"]["mean"] == 0.0
     rivals = {row["second"]: row["difference"] for row in contrasts.rows}
     assert rivals == {"random 0.4": 0.5, "draft": 0.5, "one step": 0.0}
-    again = report(found | {"0.4-1": {"draft": never, "adahi": never}}).facts
+    again = report(UNKNOWN, found | {"0.4-1": {"draft": never, "adahi": never}}).facts
     assert again["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
     assert again["adahi 0.4 - draft"]["difference"] == 0.25
     assert again["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"

@@ -1,0 +1,205 @@
+"""Targets that know what a device cannot: gates before them, what needs no server, and a draft that they teach.
+
+What a setting trains is trained several times; the gates of the first rate are judged in every training, those of the
+others in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.figures import draw_series, points_of
+from experiments.grid import ROOT, UNTIMED, Cell, Run, evaluated, made_pair, specact
+from experiments.measure import outcomes, paired
+from experiments.report import Picture, Report, Table, contrast_table, one_family, under
+from specact.lab.envs.metaworld import INSTRUCTIONS
+from specact.lab.evaluation.run import Evaluation, read_table
+from specact.lab.rollout.methods import Method
+from specact.lab.rollout.statistics import roc_auc, seeds_interval, wilson
+
+SUITE, TARGET, DRAFT = "metaworld", "metaworld-flow", "metaworld-draft"
+TASKS = tuple(INSTRUCTIONS)
+KNOWN = TASKS[::2]  # an episode's task is its number modulo ten: those of even numbers are known
+EPISODES, RATES, LESSONS = 200, (0.4, 0.2), 3000
+TRAININGS = ("", "-1", "-2")
+# Of the episodes all, those of known tasks, and the others.
+SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
+# Methods that no rate changes; and the one that asks no server.
+UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
+# What needs no server: a draft of all ten tasks, of the same size, and the target in one step; with its Euler steps;
+# and a draft that the target teaches.
+ALONE, DISTILLED = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}, "distilled draft"
+GATES = ("draft", DEVICE, "random", "adahi", "random_learned", "learned")
+# Of pictures, by the method in whose colour they are drawn.
+SHOWN = {
+    "draft": "draft", "random": "random", "adahi": "adahi", "learned": "learned", "oracle": "list",
+    "head_draft": "draft of ten", "target_on_device": "one step", "hybrid": DISTILLED, "oracle_action": "weakest",
+}  # fmt: skip
+PAIRS = [
+    (gate, control) for gate, control in (("list", "random_list"), ("adahi", "random"), ("learned", "random_learned"))
+]
+COLUMNS = {"method": "`{method}`", "success": "{success:ci2}", "by training": "{trainings}", "asked": "{sent:.2f?}"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A target that knows what the device cannot, and a draft; one of both is trained, the other is of the package.
+
+    Attributes:
+        name: the group of its cells.
+        about: its table, whose ``columns`` are these.
+        part: what is trained by ``recipe``, from the folders that this names below ``--data``.
+        taught: the recipe of a draft that learns the target's answers.
+        methods: at the first rate; at others those that a rate changes.
+        lists: names of methods that are controls of every gate.
+    """
+
+    name: str
+    about: str
+    part: Literal["draft", "target"]
+    recipe: str
+    taught: str = ""
+    methods: tuple[str | Method, ...] = GATES
+    lists: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
+
+    def plan(self) -> Iterator[Cell]:
+        """The trainings, the taught draft, and gates at each rate."""
+        yield from (Cell(f"{self.name}/{self.part}{training}", partial(self.train, training)) for training in TRAININGS)
+        if self.taught:
+            yield Cell(f"{self.name}/{DISTILLED}", self.distil)
+        for rate, training in [(RATES[0], training) for training in TRAININGS] + [(rate, "") for rate in RATES[1:]]:
+            yield Cell(f"{self.name}/{rate}{training}", partial(self.gates, rate, training))
+
+    def train(self, training: str, folder: Path, run: Run) -> dict[str, Any]:
+        """One of the trainings."""
+        trained(f"seed = {training.removeprefix('-') or 0}\n{self.recipe}", folder, run)
+        return {}
+
+    def distil(self, folder: Path, run: Run) -> dict[str, Any]:
+        """A draft that learns the first target's answers, alone."""
+        target = TARGET if self.part == "draft" else self.bundle("", run)
+        return alone(trained(self.taught, folder, run, "--teacher", target), 1, folder, run)
+
+    def gates(self, rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
+        """Methods at a rate, whose learned gate is trained first; those that no rate or training changes only once."""
+        again = UNRATED if rate != RATES[0] else (DEVICE,) if training and self.part == "draft" else ()
+        methods = tuple(of for of in self.methods if (of if isinstance(of, str) else of.name) not in again)
+        pair, lessons = self.pair(training, folder, run), run.few(LESSONS)
+        specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons,
+                "--episodes", run.few(40), "--workers", run.pool.workers)  # fmt: skip
+        return succeeded(pair, methods, rate, folder, run)
+
+    def pair(self, training: str, folder: Path, run: Run) -> str:
+        """Draft and target of a training, in the folder of a cell."""
+        bundle = self.bundle(training, run)
+        return pair_of(*((bundle, TARGET) if self.part == "draft" else (DRAFT, bundle)), folder, 10)
+
+    def bundle(self, training: str, run: Run) -> str:
+        """What one of the trainings made."""
+        run.result(cell := f"{self.name}/{self.part}{training}")
+        return bundle_in(run.out / cell)
+
+
+def trained(recipe: str, folder: Path, run: Run, *options: str) -> str:
+    """The bundle of a recipe, trained in a folder from the run's data."""
+    data, file = run.needed("the recordings that the recipes name").resolve(), folder.resolve() / "recipe.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(recipe)
+    specact("train", file, "--data", data, "--out", file.with_name("run"), *options, folder=ROOT)
+    return bundle_in(folder)
+
+
+def bundle_in(folder: Path) -> str:
+    """What was trained there."""
+    (bundle,) = (folder / "run/bundles").iterdir()
+    return str(bundle)
+
+
+def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
+    """A policy without a server, in so many steps where it is a flow."""
+    return succeeded(pair_of(policy, policy, folder, steps), (DEVICE,), RATES[0], folder, run)
+
+
+def pair_of(draft: str, target: str, folder: Path, steps: int) -> str:
+    """A pair that executes four actions of a chunk, in the cell's folder."""
+    return made_pair(folder / "pair", draft, target, execute=4, env=SUITE, target_steps=steps)
+
+
+def succeeded(
+    pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run, options: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """By method who succeeded, shares that asked, on known and on other tasks too, and the score's AUROC."""
+    evaluation = Evaluation(pair, SUITE, methods, EPISODES, run.seed, rate, gate_options=options, **UNTIMED)
+    found = dict[str, Any]()
+    for name in evaluated(evaluation, folder, run)["methods"]:
+        steps = read_table(folder / "steps" / name)
+        known, scores = steps["episode"] % 2 == 0, np.nan_to_num(steps["score"], posinf=1e9)
+        asked = [float(steps["transmitted"][of].mean()) for of in (known, ~known)]
+        found[name] = {
+            "won": "".join(str(int(won)) for won in outcomes(folder, name)), "asked": asked,
+            "sent": float(steps["transmitted"].mean()), "auroc": roc_auc(scores, ~known),
+        }  # fmt: skip
+    return found
+
+
+def matched(won: Mapping[str, list[NDArray[np.float64]]], pair: tuple[str, str]) -> dict[str, NDArray[np.float64]]:
+    """Outcomes of two methods: means over trainings of the draft, or of the first one where one of them has no more."""
+    single = any(len(won[name]) == 1 for name in pair if name not in (*ALONE, DISTILLED))
+    return {name: won[name][0] if single else np.mean(won[name], axis=0) for name in pair}
+
+
+def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Of one training, or over several."""
+    return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
+
+
+def report(setting: Setting, found: Mapping[str, Any]) -> Report:
+    """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
+    rows, won = list[dict[str, Any]](), dict[str, list[NDArray[np.float64]]]()
+    shown = " | ".join(setting.columns.values())
+    cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in (*ALONE, DISTILLED)]
+    for rate in RATES:
+        trainings = [found[f"{rate}{training}"] for training in TRAININGS if f"{rate}{training}" in found]
+        for name in trainings[0] if trainings else ():
+            label = name if name in UNRATED else f"{name} {rate}"
+            cells.append((label, name, [of[name] for of in trainings if name in of]))
+    cells += [(f"{name} limit", name, [of]) for name, of in found.get("limit", {}).items()]
+    for label, name, parts in cells:
+        letters = won[label] = [np.array([*map(float, of["won"])]) for of in parts]
+        means = {key: np.mean([of[key] for of in parts], axis=0).tolist() for key in ("sent", "asked")}
+        row = {
+            "method": label, "trainings": ", ".join(f"{of.mean():.2f}" for of in letters),
+            **{key: success([of[at] for of in letters]) for key, at in SHARES.items()},
+            **({"sent": None, "asked": [None, None]} if name == DEVICE else means),
+            "auroc": float(np.mean([of["auroc"] for of in parts])) if name in ("adahi", "learned") else None,
+        }  # fmt: skip
+        rows.append({key: value for key, value in row.items() if f"{{{key}" in shown})
+    tests = dict[tuple[str, str], None]()
+    for rate in RATES:
+        for gate, control in PAIRS:
+            first, random = (name if name in UNRATED else f"{name} {rate}" for name in (gate, control))
+            rivals = (random, "draft", *ALONE, DISTILLED, *("list",) * (gate != "list"))
+            rivals += tuple(f"{name} {rate}" for name in setting.lists)
+            tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
+    for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
+        tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
+    family = one_family(
+        under(f"{SUITE}, {setting.name}", [row for pair in tests for row in paired(matched(won, pair), [pair])])
+    )
+    facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
+    drawn = {}
+    for style, name in SHOWN.items():
+        if of := [row for row in rows if row["method"].partition(" 0")[0] == name]:
+            drawn[style] = points_of({row["sent"] or 0.0: row["success"] for row in of})
+    picture = partial(draw_series, drawn, "share of inferences that ask", "success", "Meta-World, ten tasks", SHOWN)
+    table = Table(setting.name, setting.about, " | ".join(setting.columns), shown, rows)
+    contrasts = contrast_table(family, f"{setting.name}-contrasts")
+    return Report([table, contrasts], facts, [Picture(f"{setting.name}.svg", picture)])
