@@ -87,5 +87,5 @@ $(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt plugins/lerobot_po
 	$(LEROBOT_PYTHON) -m venv $(LEROBOT)
 	$(LEROBOT_PIP) --index-url https://download.pytorch.org/whl/cpu torch torchvision || echo "note: no CPU build of torch there"
 	$(LEROBOT_PIP) hatchling editables pytest pytest-xdist hypothesis 'lerobot[dataset,pusht,smolvla,pi,diffusion]'
-	$(LEROBOT_PIP) --no-build-isolation -e '.[server,sim,train]' -e plugins/lerobot_policy_specact
+	$(LEROBOT_PIP) --no-build-isolation -e '.[server,sim,train,libero]' -e plugins/lerobot_policy_specact
 	@touch $@

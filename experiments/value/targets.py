@@ -27,7 +27,7 @@ from specact.lab.rollout.statistics import roc_auc, seeds_interval, wilson
 SUITE, TARGET, DRAFT = "metaworld", "metaworld-flow", "metaworld-draft"
 TASKS = tuple(INSTRUCTIONS)
 KNOWN = TASKS[::2]  # an episode's task is its number modulo ten: those of even numbers are known
-EPISODES, RATES, LESSONS = 200, (0.4, 0.2), 3000
+EPISODES, RATES, LESSONS, EXECUTED = 200, (0.4, 0.2), 3000, 4
 TRAININGS = ("", "-1", "-2")
 # Of the episodes all, those of known tasks, and the others.
 SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
@@ -97,10 +97,10 @@ class Setting:
                 "--episodes", run.few(40), "--workers", run.pool.workers)  # fmt: skip
         return succeeded(pair, methods, rate, folder, run)
 
-    def pair(self, training: str, folder: Path, run: Run) -> str:
+    def pair(self, training: str, folder: Path, run: Run, within: float = 0.0) -> str:
         """Draft and target of a training, in the folder of a cell."""
         bundle = self.bundle(training, run)
-        return pair_of(*((bundle, TARGET) if self.part == "draft" else (DRAFT, bundle)), folder, 10)
+        return pair_of(*((bundle, TARGET) if self.part == "draft" else (DRAFT, bundle)), folder, 10, within)
 
     def bundle(self, training: str, run: Run) -> str:
         """What one of the trainings made."""
@@ -128,9 +128,11 @@ def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
     return succeeded(pair_of(policy, policy, folder, steps), (DEVICE,), RATES[0], folder, run)
 
 
-def pair_of(draft: str, target: str, folder: Path, steps: int) -> str:
-    """A pair that executes four actions of a chunk, in the cell's folder."""
-    return made_pair(folder / "pair", draft, target, execute=4, env=SUITE, target_steps=steps)
+def pair_of(draft: str, target: str, folder: Path, steps: int, within: float = 0.0) -> str:
+    """A pair in the folder of a cell, see :class:`~specact.families.chunks.pair.PairSettings`."""
+    return made_pair(
+        folder / "pair", draft, target, execute=EXECUTED, env=SUITE, target_steps=steps, accept_within=within
+    )
 
 
 def succeeded(
@@ -195,6 +197,7 @@ def report(setting: Setting, found: Mapping[str, Any]) -> Report:
         under(f"{SUITE}, {setting.name}", [row for pair in tests for row in paired(matched(won, pair), [pair])])
     )
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
+    facts["alarm"] = found.get("alarm")
     drawn = {}
     for style, name in SHOWN.items():
         if of := [row for row in rows if row["method"].partition(" 0")[0] == name]:
