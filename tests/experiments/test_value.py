@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
-from experiments.value.settings import FAILS, SCENE, UNKNOWN, Unlisted, Weak, Weakest
+from experiments.value.settings import CAMERA, FAILS, SCENE, UNKNOWN, Unlisted, Weak, Weakest
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 from experiments.value.targets import KNOWN, SUITE, TASKS, report
 
@@ -20,6 +21,7 @@ from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.rollout import control_step
 from specact.lab.rollout.timed import Prepared
+from specact.lab.train.recipe import load_recipe
 from specact.load import load_pair
 from specact.rng import Role, stream
 from specact.types import StepRecord
@@ -214,6 +216,19 @@ def test_lists_of_where_the_draft_fails_are_rivals_of_gates_and_ask_there_first(
     gated = {name: {**cell, "won": "10" * 10} for name in ("draft", "random_learned", "learned", "weakest")}
     _, contrasts = report(SCENE, {"0.4": gated}).tables
     assert {row["second"] for row in contrasts.rows} == {"random_learned 0.4", "draft", "weakest 0.4"}
+
+
+def test_a_setting_trains_what_it_says(tmp_path: Path) -> None:
+    both, recipes = ["image.corner2", "image.gripper", "state"], dict[str, Any]()
+    texts = {"unknown": UNKNOWN.recipe, "scene": SCENE.recipe, "taught": SCENE.taught, "camera": CAMERA.recipe}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"seed = 1\n{text}")
+        recipes[name] = load_recipe(tmp_path / name)
+    sees = {name: list(recipe.sees) for name, recipe in recipes.items()}
+    assert sees.pop("camera") == both[1:] and sees.pop("scene") == ["state", "privileged.scene"]
+    assert sees == {"unknown": both, "taught": both}
+    assert list(recipes["unknown"].data) == [f"metaworld-{task}" for task in KNOWN]
+    assert {tuple(recipes[name].data) for name in ("scene", "taught", "camera")} == {("metaworld-scene",)}
 
 
 def test_success_of_known_and_of_other_tasks_stands_apart() -> None:

@@ -39,8 +39,8 @@ from specact.types import Chunk
 
 # Every round has its own million of episodes.
 _ROUND = 1_000_000
-# Columns of the step table that are kept, of all families.
-_OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted")
+# Columns of tables that are kept: of the steps of all families, and of stale rollouts.
+_OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted", "step", "chunk")
 
 
 class FrameWindows:
@@ -159,7 +159,7 @@ def collector(
 
 
 def data_of(table: dict[str, NDArray[Any]], folder: Path | None, number: int) -> DistillationData:
-    """The training columns of a step table; camera frames go to a file with this number in the folder."""
+    """The training columns of a table; camera frames go to a file with this number in the folder."""
 
     def stored(name: str, column: NDArray[Any]) -> Column:
         if column.dtype != np.uint8:

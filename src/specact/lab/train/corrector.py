@@ -7,6 +7,7 @@ a row with the chunk of the row k steps before it: so old a chunk would be playe
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.pair import stored_source
 from specact.families.chunks.sources import kind_of_source
 from specact.lab.envs import env_of, load_task
-from specact.lab.rollout.distillation import record_rollouts, record_stale
+from specact.lab.rollout.distillation import Column, data_of, join, record_rollouts, record_stale
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.steps import OBSERVATION, SHARD
+from specact.lab.rollout.steps import SHARD
 from specact.lab.train.attention import Observing, Statistics
 from specact.lab.train.attention import plain as module_name
 from specact.lab.train.dataset import Windows, moments
@@ -66,7 +67,7 @@ class Steps:
     ``chunk [N, H, A]`` is the target's answer to each, ``label [N, A]`` the action to learn, both normalised.
     """
 
-    observation: Mapping[str, Array]
+    observation: Mapping[str, Column]
     since: NDArray[np.int64]
     chunk: Array
     label: Array
@@ -164,6 +165,7 @@ class CorrectorTraining(FromDemonstrations):
         last = max(1, round(recipe.held_out * count))
         self.train, self.held_out = self._of_rollouts(files[:-last]), self._of_rollouts(files[-last:])
         yield
+        shutil.rmtree(self.out / "frames", ignore_errors=True)
 
     def _sees(self, target: ObservationSpec) -> ObservationSpec:
         """What the device sees: the numbers that the target sees, or what the recipe names of these and of others."""
@@ -197,7 +199,7 @@ class CorrectorTraining(FromDemonstrations):
             with_chunk = (rng.random(size) >= self._without) & (steps.since[rows] > 0)
             given, label = torch.from_numpy(with_chunk), torch.from_numpy(steps.label[rows])
             then, now = (
-                {name: values[at] for name, values in steps.observation.items()}
+                {name: np.asarray(values[at]) for name, values in steps.observation.items()}
                 for at in (rows - with_chunk * ages, rows)
             )
             seen = {name: torch.from_numpy(values) for name, values in both(then, now, fields).items()}
@@ -257,18 +259,16 @@ class CorrectorTraining(FromDemonstrations):
 
     def _model(self) -> CorrectorModel:
         spec, fields = self.target.policy.spec, self.seen.fields
-        seen = self.train.observation
-        statistics = {
-            name: moments(seen[name].reshape(-1, *field.shape)) for name, field in fields.items() if not field.is_image
-        }
+        numbers = {name: field.shape for name, field in fields.items() if not field.is_image}
+        seen = {name: np.asarray(self.train.observation[name]).reshape(-1, *shape) for name, shape in numbers.items()}
+        statistics = {name: moments(values) for name, values in seen.items()}
         return CorrectorModel(fields, statistics, (spec.chunk, spec.actions), self.recipe)
 
     def _of_rollouts(self, files: Sequence[Path]) -> Steps:
-        parts = [load_file(file) for file in files]
-        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        chunk = self.units.from_environment(table["chunk"])
-        observation = {name: table[OBSERVATION + name] for name in self.seen.fields}
-        return Steps(observation, table["step"], chunk, chunk[:, 0])
+        # Camera frames stay on disk.
+        data = join([data_of(load_file(file), self.out / "frames", int(file.stem)) for file in files])
+        chunk = self.units.from_environment(data.outputs["chunk"])
+        return Steps(data.observation, data.outputs["step"], chunk, chunk[:, 0])
 
     def _of_demonstrations(self, windows: Windows) -> Steps:
         episodes, rows, data = windows.episodes, np.arange(len(windows)), self.dataset
