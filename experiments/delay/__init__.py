@@ -204,13 +204,16 @@ def report(results: Results) -> Report:
     for group in (groups["metaworld"], groups["libero"]):
         waits = [{**row, "method": "synchronous_0"} for row in group if row["method"] == "synchronous"][:1]
         pairs += [(row, first) for first in waits for row in group if row["at"]]
-    family = one_family(
+    # What a gate buys is a question of its own, with a family of its own.
+    pairs.sort(key=lambda pair: pair[0]["method"] in GATES)
+    tests = [
         {"on": first["on"], "measure": "success", "first": first["method"], "second": second["method"],
          **asdict(contrast(*(np.array([*map(float, row["won"])]) for row in (first, second))))}
         for first, second in pairs
-    )  # fmt: skip
+    ]  # fmt: skip
+    family, gates = (one_family(of for of in tests if (of["first"] in GATES) == part) for part in (False, True))
     facts = {row["fact"].format(row["method"]): row for group in groups.values() for row in group}
-    for test, (first, second) in zip(family, pairs, strict=True):
+    for test, (first, second) in zip(family + gates, pairs, strict=True):
         facts[first["fact"].format(f"{first['method']}_{second['method']}")] = test
     groups["links"] = [{**row, "link": link} for link in RECORDED for row in groups[link]]
     counts = {name: "/".join(sorted({str(len(row["won"])) for row in group})) for name, group in groups.items()}
@@ -250,6 +253,7 @@ def report(results: Results) -> Report:
         tables.append(Table("errors", about, heads, cells, results["errors"]))
     tables += [
         contrast_table(family),
+        contrast_table(gates, "gate-contrasts"),
         glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD),
     ]
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}

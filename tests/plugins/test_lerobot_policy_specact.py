@@ -428,7 +428,7 @@ def test_a_rollout_goes_on_without_its_server(tmp_path: Path, environment: dict[
 def test_the_commands_of_the_page_are_read() -> None:
     shown = "\n".join(block.text for block in blocks(ROOT / "docs/how-to/lerobot.md") if block.language == "sh")
     lines = [line for line in shown.replace("\\\n", " ").splitlines() if "lerobot-" in line.split(" --")[0]]
-    assert len(lines) == 6
+    assert len(lines) == 5
     for line in lines:
         command, *words = [word for word in shlex.split(line) if not word.startswith("MUJOCO_GL")]
         read = draccus.parse(RolloutConfig if command == "lerobot-rollout" else EvalPipelineConfig, args=words)
