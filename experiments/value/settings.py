@@ -107,7 +107,7 @@ LIST = Method("list", f"{__name__}:Unlisted", "asks on every task that the draft
 WEAK = tuple(Method(of.__name__.lower(), f"{__name__}:{of.__name__}", str(of.__doc__)) for of in (Weak, Weakest))
 HAND = draft_recipe(f'"{RECORDED}"', '"image.gripper", "state"')
 UNKNOWN = Setting(
-    "unknown",
+    "unknown", "five more tasks",
     f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
     "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
     "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
@@ -120,14 +120,14 @@ UNKNOWN = Setting(
     },
 )  # fmt: skip
 SCENE = Setting(
-    "scene",
+    "scene", "the scene",
     f"{EPISODES} paired episodes of Meta-World by a draft of all ten tasks that sees cameras, before a target that "
     "is fed the scene; share of inferences that asked. `target_on_device` is the target alone, which no device can "
     "be. `weak` asks at random in tasks in which the draft fails, `weakest` where it fails most.",
     "target", SEES_SCENE, draft_recipe(f'"{RECORDED}"'), (*GATES, *WEAK), tuple(of.name for of in WEAK),
 )  # fmt: skip
 CAMERA = Setting(
-    "camera",
+    "camera", "one more camera",
     f"{EPISODES} paired episodes of Meta-World by a draft that sees the hand's camera, before a target that sees the "
     "fixed one, too.", "draft", HAND, HAND,
 )  # fmt: skip

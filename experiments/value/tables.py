@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from experiments.measure import paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads
 from experiments.value.settings import SETTINGS
+from experiments.value.targets import draw as draw_settings
 from experiments.value.targets import report as compared
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
 from specact.types import Floats
@@ -155,13 +157,12 @@ def report(results: Mapping[str, Any]) -> Report:
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
-    knows = {of.name: compared(of, results[of.name]) for of in SETTINGS if of.name in results}
-    facts |= {name: of.facts for name, of in knows.items()}
+    knows = [(of, compared(of, results[of.name])) for of in SETTINGS if of.name in results]
+    facts |= {of.name: report.facts for of, report in knows}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
-    pictures = [picture for of in knows.values() for picture in of.pictures]
-    return Report(
-        tables + [table for of in knows.values() for table in of.tables], facts, [Picture("value.svg", draw), *pictures]
-    )
+    tables += [table for _, report in knows for table in report.tables]
+    shown = {of.knows: report.tables[0].rows for of, report in knows}
+    return Report(tables, facts, [Picture("value.svg", draw), Picture("knows.svg", partial(draw_settings, shown))])
 
 
 def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

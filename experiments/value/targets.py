@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import draw_series, points_of
+from experiments.figures import Point, add_series, points_of
 from experiments.grid import ROOT, UNTIMED, Cell, Run, evaluated, made_pair, specact
 from experiments.measure import outcomes, paired
-from experiments.report import Picture, Report, Table, contrast_table, one_family, under
+from experiments.report import Report, Table, contrast_table, one_family, under
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method
@@ -54,6 +55,7 @@ class Setting:
 
     Attributes:
         name: the group of its cells.
+        knows: what the target knows and the device does not.
         about: its table, whose ``columns`` are these.
         part: what is trained by ``recipe``, from the folders that this names below ``--data``.
         taught: the recipe of a draft that learns the target's answers.
@@ -62,6 +64,7 @@ class Setting:
     """
 
     name: str
+    knows: str
     about: str
     part: Literal["draft", "target"]
     recipe: str
@@ -86,7 +89,7 @@ class Setting:
     def distil(self, folder: Path, run: Run) -> dict[str, Any]:
         """A draft that learns the first target's answers, alone."""
         target = TARGET if self.part == "draft" else self.bundle("", run)
-        return alone(trained(self.taught, folder, run, "--teacher", target), 1, folder, run)
+        return alone(trained(self.taught, folder, run, "--teacher", target), 10, folder, run)
 
     def gates(self, rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
         """Methods at a rate, whose learned gate is trained first; those that no rate or training changes only once."""
@@ -198,11 +201,18 @@ def report(setting: Setting, found: Mapping[str, Any]) -> Report:
     )
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
     facts["alarm"] = found.get("alarm")
-    drawn = {}
-    for style, name in SHOWN.items():
-        if of := [row for row in rows if row["method"].partition(" 0")[0] == name]:
-            drawn[style] = points_of({row["sent"] or 0.0: row["success"] for row in of})
-    picture = partial(draw_series, drawn, "share of inferences that ask", "success", "Meta-World, ten tasks", SHOWN)
     table = Table(setting.name, setting.about, " | ".join(setting.columns), shown, rows)
     contrasts = contrast_table(family, f"{setting.name}-contrasts")
-    return Report([table, contrasts], facts, [Picture(f"{setting.name}.svg", picture)])
+    return Report([table, contrasts], facts)
+
+
+def draw(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Success over the share that asks, one setting beside the other, by what the target knows."""
+    figure = Figure(figsize=(4.2 * len(groups), 3.4), layout="constrained")
+    for axes, (knows, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
+        series = dict[str, list[Point]]()
+        for style, name in SHOWN.items():
+            if of := [row for row in rows if row["method"].partition(" 0")[0] == name]:
+                series[style] = points_of({row["sent"] or 0.0: row["success"] for row in of})
+        add_series(axes, series, "share of inferences that ask", "success", f"the target knows {knows}", SHOWN)
+    return figure
