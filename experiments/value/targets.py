@@ -34,7 +34,7 @@ TRAININGS = ("", "-1", "-2")
 SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
 # Methods that no rate changes; and the one that asks no server.
 UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
-# What needs no server: a draft of all ten tasks, of the same size, and the target in one step; with its Euler steps;
+# What needs no server, with its Euler steps: a draft of all ten tasks, of the same size, and the target in one step;
 # and a draft that the target teaches.
 ALONE, DISTILLED = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}, "distilled draft"
 GATES = ("draft", DEVICE, "random", "adahi", "random_learned", "learned")
@@ -43,9 +43,7 @@ SHOWN = {
     "draft": "draft", "random": "random", "adahi": "adahi", "learned": "learned", "oracle": "list",
     "head_draft": "draft of ten", "target_on_device": "one step", "hybrid": DISTILLED, "oracle_action": "weakest",
 }  # fmt: skip
-PAIRS = [
-    (gate, control) for gate, control in (("list", "random_list"), ("adahi", "random"), ("learned", "random_learned"))
-]
+PAIRS = (("list", "random_list"), ("adahi", "random"), ("learned", "random_learned"))
 COLUMNS = {"method": "`{method}`", "success": "{success:ci2}", "by training": "{trainings}", "asked": "{sent:.2f?}"}
 
 
