@@ -122,7 +122,7 @@ RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
 RIVALS += [("corrected_hidden", f"{other}_hidden") for other in ("draft", "newest", "first", "shuffled", "uncorrected")]
 RIVALS += [("corrected_camera", other) for other in ("aligned", "draft_camera", "uncorrected_camera")]
 RIVALS += [("corrected_camera", "corrected_hidden")]
-RIVALS += [("aligned_1", "aligned"), ("aligned_8", "aligned"), ("corrected_half", "aligned")]
+RIVALS += [(method, "aligned") for method in ("aligned_1", "aligned_8", "corrected_half", "corrected_1", "corrected_2")]
 RIVALS += [("a2c2", "rtc"), ("corrected", "uncorrected"), ("staleness", "cadence"), ("staleness", "random")]
 # By the method of other pictures in whose colour they are drawn.
 SHOWN = {
