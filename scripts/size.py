@@ -31,9 +31,9 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_905),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_170),
-    "experiments": (4_500, 9_294),
+    "experiments": (4_500, 9_297),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_966),
+    "tests": (27_000, 33_968),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

@@ -112,7 +112,7 @@ UNKNOWN = Setting(
     "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
     "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
     "draft", draft_recipe(", ".join(f'"{SUITE}-{task}"' for task in KNOWN)),
-    methods=("draft", "target_on_device", LIST, random_control(LIST), *GATES[2:]),
+    methods=("draft", "target_on_device", LIST, random_control(LIST), *GATES[2:]), lists=("list",),
     columns={
         "method": COLUMNS["method"], "success": COLUMNS["success"], "by training": COLUMNS["by training"],
         "known tasks": "{known:ci2}", "other tasks": "{other:ci2}", "asked": COLUMNS["asked"],

@@ -37,6 +37,7 @@ UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_
 # What needs no server, with its Euler steps: a draft of all ten tasks, of the same size, and the target in one step;
 # and a draft that the target teaches.
 ALONE, DISTILLED = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}, "distilled draft"
+SERVERLESS = (*ALONE, DISTILLED)
 GATES = ("draft", DEVICE, "random", "adahi", "random_learned", "learned")
 # Of pictures, by the method in whose colour they are drawn.
 SHOWN = {
@@ -101,7 +102,8 @@ class Setting:
     def pair(self, training: str, folder: Path, run: Run, within: float = 0.0) -> str:
         """Draft and target of a training, in the folder of a cell."""
         bundle = self.bundle(training, run)
-        return pair_of(*((bundle, TARGET) if self.part == "draft" else (DRAFT, bundle)), folder, 10, within)
+        draft, target = (bundle, TARGET) if self.part == "draft" else (DRAFT, bundle)
+        return pair_of(draft, target, folder, accept_within=within)
 
     def bundle(self, training: str, run: Run) -> str:
         """What one of the trainings made."""
@@ -126,14 +128,12 @@ def bundle_in(folder: Path) -> str:
 
 def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
     """A policy without a server, in so many steps where it is a flow."""
-    return succeeded(pair_of(policy, policy, folder, steps), (DEVICE,), RATES[0], folder, run)
+    return succeeded(pair_of(policy, policy, folder, target_steps=steps), (DEVICE,), RATES[0], folder, run)
 
 
-def pair_of(draft: str, target: str, folder: Path, steps: int, within: float = 0.0) -> str:
+def pair_of(draft: str, target: str, folder: Path, **settings: Any) -> str:
     """A pair in the folder of a cell, see :class:`~specact.families.chunks.pair.PairSettings`."""
-    return made_pair(
-        folder / "pair", draft, target, execute=EXECUTED, env=SUITE, target_steps=steps, accept_within=within
-    )
+    return made_pair(folder / "pair", draft, target, execute=EXECUTED, env=SUITE, **settings)
 
 
 def succeeded(
@@ -155,7 +155,7 @@ def succeeded(
 
 def matched(won: Mapping[str, list[NDArray[np.float64]]], pair: tuple[str, str]) -> dict[str, NDArray[np.float64]]:
     """Outcomes of two methods: means over trainings of the draft, or of the first one where one of them has no more."""
-    single = any(len(won[name]) == 1 for name in pair if name not in (*ALONE, DISTILLED))
+    single = any(len(won[name]) == 1 for name in pair if name not in SERVERLESS)
     return {name: won[name][0] if single else np.mean(won[name], axis=0) for name in pair}
 
 
@@ -164,22 +164,26 @@ def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
 
 
+def label(name: str, rate: float) -> str:
+    """Of a method in tables."""
+    return name if name in UNRATED else f"{name} {rate}"
+
+
 def report(setting: Setting, found: Mapping[str, Any]) -> Report:
     """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
     rows, won = list[dict[str, Any]](), dict[str, list[NDArray[np.float64]]]()
     shown = " | ".join(setting.columns.values())
-    cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in (*ALONE, DISTILLED)]
+    cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in SERVERLESS]
     for rate in RATES:
         trainings = [found[f"{rate}{training}"] for training in TRAININGS if f"{rate}{training}" in found]
-        for name in trainings[0] if trainings else ():
-            label = name if name in UNRATED else f"{name} {rate}"
-            cells.append((label, name, [of[name] for of in trainings if name in of]))
+        names = trainings[0] if trainings else ()
+        cells += [(label(name, rate), name, [of[name] for of in trainings if name in of]) for name in names]
     cells += [(f"{name} limit", name, [of]) for name, of in found.get("limit", {}).items()]
-    for label, name, parts in cells:
-        letters = won[label] = [np.array([*map(float, of["won"])]) for of in parts]
+    for title, name, parts in cells:
+        letters = won[title] = [np.array([*map(float, of["won"])]) for of in parts]
         means = {key: np.mean([of[key] for of in parts], axis=0).tolist() for key in ("sent", "asked")}
         row = {
-            "method": label, "trainings": ", ".join(f"{of.mean():.2f}" for of in letters),
+            "method": title, "trainings": ", ".join(f"{of.mean():.2f}" for of in letters),
             **{key: success([of[at] for of in letters]) for key, at in SHARES.items()},
             **({"sent": None, "asked": [None, None]} if name == DEVICE else means),
             "auroc": float(np.mean([of["auroc"] for of in parts])) if name in ("adahi", "learned") else None,
@@ -188,9 +192,8 @@ def report(setting: Setting, found: Mapping[str, Any]) -> Report:
     tests = dict[tuple[str, str], None]()
     for rate in RATES:
         for gate, control in PAIRS:
-            first, random = (name if name in UNRATED else f"{name} {rate}" for name in (gate, control))
-            rivals = (random, "draft", *ALONE, DISTILLED, *("list",) * (gate != "list"))
-            rivals += tuple(f"{name} {rate}" for name in setting.lists)
+            first, random, *lists = (label(name, rate) for name in (gate, control, *setting.lists))
+            rivals = [rival for rival in (random, "draft", *SERVERLESS, *lists) if rival != first]
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}

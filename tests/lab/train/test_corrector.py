@@ -159,8 +159,10 @@ def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_p
 
 def test_a_device_may_have_a_camera_and_a_chunk_be_shorter_than_the_longest_delay(tmp_path: Path) -> None:
     seen = recipe(target=f"{__name__}:pusher", env="pusht-camera", sees=("image",), most_delay=8, steps=3, batch=8)
-    pair = load_pair(train(seen, Path(), tmp_path, quiet).bundles[0])
-    assert list(pair.parts.spec.observation.fields) == ["image"] and not (tmp_path / "frames").exists()
+    stored = set[Path]()
+    pair = load_pair(train(seen, Path(), tmp_path, lambda *_: stored.update(tmp_path.iterdir())).bundles[0])
+    assert (folder := tmp_path / "frames") in stored and not folder.exists(), "on disk while it is trained"
+    assert list(pair.parts.spec.observation.fields) == ["image"]
     spec, chunk = pair.parts.spec.chunks, np.zeros((4, 2), np.float32)
     frames = [np.full((2, 96, 96, 3), value, np.uint8) for value in (0, 255)]
     answers = [pair.parts.network.run(Window({"image": of}), based_on(chunk, 1), index_of(1, 4)) for of in frames]

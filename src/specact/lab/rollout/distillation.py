@@ -73,7 +73,7 @@ class DistillationData:
     ``outputs`` are of draft and target, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
     ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the executed part of the
     drafted chunk, ``[N, n, A]``, ``drafted_distance``, ``[N]``, of the target's from it, and ``wanted``, the target's
-    chunk, ``[N, H, A]``.
+    chunk, ``[N, H, A]``. Of :func:`record_stale` ``step`` and ``chunk``, as they were recorded.
     """
 
     episode: NDArray[np.int64]
