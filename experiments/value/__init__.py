@@ -36,15 +36,15 @@ from specact.types import ActionUnits, Decision, Outcome, Proposal, StepRecord
 report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
 PAIRS, EPISODES, STATES = ("ball", "swarm"), 40, 10  # per rate, and states branched in each, on average
-# Of gates in closed loop: rates, episodes, in parts; those that a threshold is from.
-GATED, GATED_RATES, JUDGED, PARTS, CALIBRATION = "swarm", (0.1,), 100, 2, 20
+# Of gates in closed loop: episodes, in parts; those that a threshold is from.
+GATED, JUDGED, PARTS, CALIBRATION = "swarm", 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
 FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
 SEEDS = 3  # of a head
 HEAD = heads.Head("what a device sees", heads.everything)  # of the states of every pair
-# What heads are fitted on: episodes of a part, and of each path parts, the first episode, and continuations.
-COLLECTED, PATHS = 25, {"greedy": (1, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
+# Of heads: the rate, episodes of a part that they are fitted on, and of each path parts, first episode, continuations.
+HEADED, COLLECTED, PATHS = 0.1, 25, {"greedy": (1, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
 FIRST_SEED = 1000  # of the continuations; the episodes' is the run's
 
 
@@ -53,22 +53,24 @@ def plan(run: Run) -> Iterator[Cell]:
     for name in PAIRS:
         for rate in RATES:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
-    for rate in GATED_RATES:
+    for rate in RATES:
         for part in range(PARTS):
             yield Cell(f"gate/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part))
-        for path, (parts, *_) in PATHS.items():
-            for part in range(parts):
-                yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
-        yield Cell(f"heads/{rate}", partial(compared, rate))
-        for name, episodes, gates, fitted in (
-            ("gate", range(JUDGED), ("random", *SCORES, tables.SCHEDULE, tables.PERIODIC), tables.HEADS),
-            ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
-        ):
-            for gate in gates:
-                yield Cell(f"{name}/{rate}/{gate}", partial(gated, rate, gate, 0, episodes))
-            for gate in fitted:
-                for seed in range(SEEDS):
-                    yield Cell(f"{name}/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed, episodes))
+        for gate in ("random", *SCORES):
+            yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate, 0, range(JUDGED)))
+    for path, (parts, *_) in PATHS.items():
+        for part in range(parts):
+            yield Cell(f"collect/{HEADED}/{path}/{part}", partial(collect, HEADED, path, part))
+    yield Cell(f"heads/{HEADED}", partial(compared, HEADED))
+    for name, episodes, gates, fitted in (
+        ("gate", range(JUDGED), (tables.SCHEDULE, tables.PERIODIC), tables.HEADS),
+        ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
+    ):
+        for gate in gates:
+            yield Cell(f"{name}/{HEADED}/{gate}", partial(gated, HEADED, gate, 0, episodes))
+        for gate in fitted:
+            for seed in range(SEEDS):
+                yield Cell(f"{name}/{HEADED}/{gate}/{seed}", partial(gated, HEADED, gate, seed, episodes))
     yield from settings.plan()
 
 

@@ -8,13 +8,14 @@ DATA/metaworld-scene``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.controller import AUDIT_RATE, delay
 from experiments.grid import ROOT, Cell, Run
@@ -153,31 +154,41 @@ def alarm(folder: Path, run: Run) -> dict[str, Any]:
     """How long the audit of ADAHI takes to notice tasks that the draft was not shown, after a life of known ones.
 
     A draft is kept where every action is within a tolerance, in which on average over its actions nine of ten skipped
-    drafts were on known tasks. Tolerance and level are of other episodes; audits are drawn anew in a hundred lives.
+    drafts were on known tasks. Tolerance and level are of other episodes.
     """
-    others, rng = replace(run, seed=run.seed + 1), np.random.default_rng(0)
-    tolerance = float(np.quantile(skipped(0.0, folder / "distance", others)[0]["distance"], 0.9))
-    level = float(skipped(tolerance, folder / "level", others)[0]["kept"].mean())
-    known, other = skipped(tolerance, folder / "judged", run)
-    audits = [delay(known["kept"], other["kept"], level, rng) for _ in range(100)]
-    return {
-        "tolerance": tolerance, "level": level, "kept": [float(of["kept"].mean()) for of in (known, other)],
-        "false": audits.count(0), "audits": np.quantile(audits, (0.5, 0.9)).tolist(),
-        "inferences": float(np.median(audits) / AUDIT_RATE / other["share"]), "each": float(other["each"]),
-    }  # fmt: skip
+
+    def skipped(within: float, name: str, of: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+        succeeded(UNKNOWN.pair("", folder / name, of, within), ("adahi",), RATES[0], folder / name, of)
+        return skips(read_table(folder / name / "steps" / "adahi"))
+
+    others = replace(run, seed=run.seed + 1)
+    tolerance = float(np.quantile(skipped(0.0, "distance", others)[0]["distance"], 0.9))
+    level = float(skipped(tolerance, "level", others)[0]["kept"].mean())
+    known, other = skipped(tolerance, "judged", run)
+    kept = [float(of["kept"].mean()) for of in (known, other)]
+    return {"tolerance": tolerance, "level": level, "kept": kept, **noticed(known, other, level)}
 
 
-def skipped(within: float, folder: Path, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+def skips(steps: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """On known tasks and on others: of skipped drafts ``distance`` and whether they were ``kept``, their ``share``.
 
     ``each`` is the number of inferences of an episode.
     """
-    succeeded(UNKNOWN.pair("", folder, run, within), ("adahi",), RATES[0], folder, run)
-    steps, rows = read_table(folder / "steps" / "adahi"), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for of in (steps["episode"] % 2 == 0, steps["episode"] % 2 == 1):
-        skips = of & ~steps["transmitted"]
+        skipped = of & ~steps["transmitted"]
         rows.append({
-            "distance": steps["distance"][skips], "kept": (steps["prefix"][skips] >= EXECUTED).astype(float),
-            "share": skips.sum() / of.sum(), "each": of.sum() / len(np.unique(steps["episode"][of])),
+            "distance": steps["distance"][skipped], "kept": (steps["prefix"][skipped] >= EXECUTED).astype(float),
+            "share": skipped.sum() / of.sum(), "each": of.sum() / len(np.unique(steps["episode"][of])),
         })  # fmt: skip
     return rows[0], rows[1]
+
+
+def noticed(known: Mapping[str, Any], other: Mapping[str, Any], level: float) -> dict[str, Any]:
+    """Median and ninth decile of the audits until the alarm, over a hundred lives whose audits are drawn anew."""
+    rng = np.random.default_rng(0)
+    audits = [delay(known["kept"], other["kept"], level, rng) for _ in range(100)]
+    return {
+        "false": audits.count(0), "audits": np.quantile(audits, (0.5, 0.9)).tolist(),
+        "inferences": float(np.median(audits) / AUDIT_RATE / other["share"]), "each": float(other["each"]),
+    }  # fmt: skip

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.controller import AUDIT_RATE
 from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
-from experiments.value.settings import CAMERA, FAILS, SCENE, UNKNOWN, Unlisted, Weak, Weakest
+from experiments.value.settings import CAMERA, FAILS, SCENE, UNKNOWN, Unlisted, Weak, Weakest, noticed, skips
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 from experiments.value.targets import KNOWN, SUITE, TASKS, report
 
@@ -246,3 +247,17 @@ def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
     assert again["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
     assert again["adahi 0.4 - draft"]["difference"] == 0.25
     assert again["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"
+
+
+def test_an_alarm_notices_tasks_whose_drafts_are_not_kept_and_no_others() -> None:
+    episode, rng = np.repeat(np.arange(200), 10), np.random.default_rng(0)
+    transmitted, prefix = rng.random(2000) < 0.4, np.where(rng.random(2000) < 0.75, 4, 3)
+    steps = {"episode": episode, "transmitted": transmitted, "prefix": prefix, "distance": np.ones(2000)}
+    known, other = skips({**steps, "prefix": np.where(episode % 2 == 0, prefix, 0)})
+    assert abs(known["kept"].mean() - 0.75) < 0.06 and not other["kept"].any()
+    assert len(known["kept"]) == (~transmitted)[episode % 2 == 0].sum() and other["each"] == 10.0
+    found = noticed(known, other, level=known["kept"].mean())
+    assert found["false"] <= 5 and found["audits"][1] < 20
+    assert found["inferences"] == found["audits"][0] / AUDIT_RATE / other["share"]
+    assert noticed(*skips(steps), level=known["kept"].mean())["audits"][0] > 10 * found["audits"][1], "as known ones"
+    assert noticed(other, known, level=0.75)["false"] == 100, "before the change"
