@@ -35,7 +35,8 @@ from specact.types import ActionUnits, Decision, Outcome, Proposal, StepRecord
 
 report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
-PAIRS, EPISODES, STATES = ("ball", "swarm"), 40, 10  # per rate, and states branched in each, on average
+# Per pair the states branched in each of so many episodes per rate, on average.
+PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 5}, 40
 # Of gates in closed loop: episodes, in parts; those that a threshold is from.
 GATED, JUDGED, PARTS, CALIBRATION = "swarm", 100, 2, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
@@ -152,7 +153,12 @@ class Branchable(Robot):
         """As it is now: simulator, windows, player, gate, and the next address; without the scores of other gates."""
         attributes = {name: vars(self.gate).pop(name) for name in ("others", "look")}
         self.gate.others = {}
-        copied = copy.deepcopy(self, {id(part): part for part in (self.shared, *self.shared)})
+        memo: dict[int, Any] = {id(part): part for part in (self.shared, *self.shared)}
+        simulator = getattr(getattr(self.world, "env", None), "_sim", None)
+        if simulator is not None:  # whose copies by itself would be at a start
+            twin = memo[id(simulator)] = object.__new__(type(simulator))
+            vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(simulator).items()})
+        copied = copy.deepcopy(self, memo)
         vars(self.gate).update(attributes)
         return copied
 
@@ -170,8 +176,10 @@ def begin(family: FamilyRollout, world: Any, gate: BaseGate, prepared: Any, seed
     policy = SpeculativePolicy(pair, gate, drafter=family.drafter(draft), verifier=verifier, seed=seed)
     policy.reset(episode)
     env = getattr(world, "env", None)
+    simulator = getattr(env, "_sim", env)
     shared = [pair, pair.parts, *vars(pair.parts).values(), pair.units, pair.observation, getattr(world, "task", None)]
-    shared += [value for name in ("model", "_renderer") if (value := getattr(env, name, None)) is not None]
+    views = ("model", "_renderer", "mujoco_renderer")
+    shared += [value for name in views if (value := getattr(simulator, name, None)) is not None]
     return Branchable(policy, world, prepared, gate=gate, verifier=verifier, shared=shared)
 
 
@@ -255,7 +263,7 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     """Branches sampled inferences of gated episodes; the rows are kept in the folder."""
     family = rollout_of(pair := load_pair(name), HYBRID)
     robots = robots_of(pair, rate, run.seed, range(run.few(EPISODES)), family)
-    rows = branched(robots, family, stream(run.seed, Role.DATA), run, STATES)
+    rows = branched(robots, family, stream(run.seed, Role.DATA), run, PAIRS[name])
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "rows.npz", **rows)
     inferences = sum(robot.policy.counts["steps"] for robot in robots)
@@ -272,7 +280,7 @@ def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
     pair = load_pair(GATED)
     family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
     others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
-    calibration = branched(others, family, rng, run, STATES)
+    calibration = branched(others, family, rng, run, PAIRS[GATED])
     cut = threshold_for_rate(differences(calibration["ends"]).mean(1), rate)
     robots = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
     rows = branched(robots, family, rng, run, cut=cut)

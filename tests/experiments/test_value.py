@@ -108,7 +108,9 @@ def test_independent_streams_would_add_variance(family: FamilyRollout) -> None:
     assert (ends[1] - ends[2]).any(), "the same decision, other streams: a difference without value"
 
 
-def test_a_copy_continues_bit_for_bit(family: FamilyRollout) -> None:
+@pytest.mark.parametrize("name", ["ball", "relocate"])
+def test_a_copy_continues_bit_for_bit(name: str) -> None:
+    family = rollout_of(load_pair(name), HYBRID)
     (robot,) = robots_of(family.pair, 0.4, 0, [3], family)
     for _ in range(12):
         control_step([robot], family)
@@ -118,7 +120,8 @@ def test_a_copy_continues_bit_for_bit(family: FamilyRollout) -> None:
         actions = []
         while not continued.world.done:
             control_step([continued], family)
-            actions.append((continued.world.env.data.qpos.copy(), continued.policy.record.decision))
+            simulator = getattr(continued.world.env, "_sim", continued.world.env)
+            actions.append((simulator.data.qpos.copy(), continued.policy.record.decision))
         ends.append((actions, continued.world.success, continued.policy.address))
     for (state, decision), (state_again, decision_again) in zip(ends[0][0], ends[1][0], strict=True):
         assert (state == state_again).all() and decision == decision_again
