@@ -30,8 +30,9 @@ def drawing() -> Iterator[None]:
     Raises:
         RenderError: if this machine cannot render as MUJOCO_GL says.
     """
-    if sys.platform == "linux" and not any(map(os.environ.get, ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))):
-        # MuJoCo would try GLFW, which may crash the process.
+    # What MuJoCo chose: robosuite sets MUJOCO_GL later, where nobody did. Without a display GLFW may crash the process.
+    glfw = getattr(getattr(mujoco, "GLContext", None), "__module__", "") == "mujoco.glfw"
+    if sys.platform == "linux" and glfw and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
         raise RenderError(f"no display is available for rendering; {HOW_TO_DRAW}")
     try:
         yield
@@ -102,8 +103,7 @@ class Cameras:
         model.vis.quality.shadowsize = 0
         model.vis.quality.offsamples = 0
         model.mat_reflectance[:] = 0.0
-        self._model, self._cameras = model, cameras
-        self._hidden_groups, self._detail = hidden_groups, detail
+        self._model, self._cameras, self._hidden_groups, self._detail = model, cameras, hidden_groups, detail
         self._option = mujoco.MjvOption()
         self._option.geomgroup[list(hidden_groups)] = 0
         self._renderers: dict[tuple[int, int], Any] = {}
