@@ -172,11 +172,11 @@ def nothing_left() -> Iterator[None]:
 
 def _open_files() -> Counter[str]:
     """What the descriptors of this process stand for; sockets and pipes have numbers of their own, events have not."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one that lists them is closed already
-            found[str(descriptor.readlink())] += 1
-    return found
+            counts[str(descriptor.readlink())] += 1
+    return counts
 
 
 @pytest.fixture
