@@ -118,6 +118,12 @@ def tiny_rtc(shared: Path) -> Path:
 
 
 @pytest.fixture
+def known_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks are not tried in another process."""
+    monkeypatch.setattr("specact.bundle.bundle.vet", lambda networks: None)
+
+
+@pytest.fixture
 def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of the tiny bundle, to be damaged."""
     return Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))

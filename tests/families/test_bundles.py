@@ -28,12 +28,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 FLOWS = [name for name in LOADERS if name != "ball"]
 UNITS = {"ball": "tokenizer"} | dict.fromkeys(FLOWS, "normalisation")
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks are not tried in another process."""
-    monkeypatch.setattr("specact.bundle.bundle.vet", lambda networks: None)
+pytestmark = pytest.mark.usefixtures("known_networks")
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_the_server_answers_a_batch_of_a_cut_as_it_answers_each(folder: StagedFo
         requests = [Request(seen, StepAddress(0, 0, 0, number)) for number, seen in enumerate((*windows, huge))]
         *replies, refused = served(exchange, kind, requests)
         assert isinstance(refused, WireError)
-        for request, together in zip(requests, replies, strict=False):
+        for request, together in zip(requests[:-1], replies, strict=True):
             (alone,) = served(exchange, kind, [request])
             assert not isinstance(together, WireError) and not isinstance(alone, WireError)
             for name, array in together.items():

@@ -37,9 +37,9 @@ def test_a_table_is_one_family_for_each_end_point() -> None:
 
 def test_a_learned_gate_is_held_to_the_random_gate_with_its_own_privileges_and_to_its_head() -> None:
     few = ("random", "learned", "head_draft", "draft")
-    many = (*few, "random_learned", "head_random", "adahi", "uncertainty")
+    methods = (*few, "random_learned", "head_random", "adahi", "uncertainty")
     assert load_method("learned").rivals_among(few) == ["random", "head_draft"]
-    assert load_method("learned").rivals_among(many) == ["random_learned", "head_draft", "head_random", "adahi"]
+    assert load_method("learned").rivals_among(methods) == ["random_learned", "head_draft", "head_random", "adahi"]
     assert contrasts([load_method("learned")], outcomes(learned=0.5)) == []
 
 

@@ -121,7 +121,7 @@ def test_real_time_asks_a_server_that_was_told_of_the_target(
     )
     shards = [shard(chunks, method, (0, 1), "ball") for method in ("draft", "hybrid", "random")]
     with real_time(load_pair(chunks), "loopback", 30_000.0, SEED) as run_live:
-        for job, (outcomes, table) in run_live(shards):
+        for _, (job, (outcomes, table)) in zip(shards, run_live(shards), strict=True):
             wanted, virtual = run_shard(job)
             untimed = [[replace(outcome, latency_s=0.0) for outcome in ends] for ends in (outcomes, wanted)]
             assert untimed[0] == untimed[1]
