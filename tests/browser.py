@@ -37,8 +37,8 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """What a person reads there: nothing of what is hidden."""
-        found = self.page.locator(selector)
-        return found.inner_text() if found.is_visible() else ""
+        element = self.page.locator(selector)
+        return element.inner_text() if element.is_visible() else ""
 
     def shows(self, text: str) -> bool:
         return text in self.text("body")

@@ -69,12 +69,12 @@ def has_ended(pid: int) -> bool:
 
 
 def marked(mark: bytes) -> list[int]:
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is not ours
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def _watch(mark: bytes) -> None:

@@ -118,6 +118,12 @@ def tiny_rtc(shared: Path) -> Path:
 
 
 @pytest.fixture
+def known_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks are not tried in another process."""
+    monkeypatch.setattr("specact.bundle.bundle.vet", lambda networks: None)
+
+
+@pytest.fixture
 def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of the tiny bundle, to be damaged."""
     return Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
@@ -172,11 +178,11 @@ def nothing_left() -> Iterator[None]:
 
 def _open_files() -> Counter[str]:
     """What the descriptors of this process stand for; sockets and pipes have numbers of their own, events have not."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one that lists them is closed already
-            found[str(descriptor.readlink())] += 1
-    return found
+            counts[str(descriptor.readlink())] += 1
+    return counts
 
 
 @pytest.fixture

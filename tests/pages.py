@@ -48,17 +48,17 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     """All code blocks of a page, in order."""
     return [
-        Block(found["file"], found["language"], found["text"], _reason(found["rest"].strip()))
-        for found in _BLOCK.finditer(page.read_text(encoding="utf-8"))
+        Block(match["file"], match["language"], match["text"], _reason(match["rest"].strip()))
+        for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))
     ]
 
 
 def _reason(rest: str) -> str | None:
     if rest.startswith("example="):
         return "it is tested by itself"
-    found = re.fullmatch(r'not-run="(.+)"', rest)
-    assert found or not rest, rest
-    return found and found[1]
+    match = re.fullmatch(r'not-run="(.+)"', rest)
+    assert match or not rest, rest
+    return match and match[1]
 
 
 def pages() -> list[Path]:
@@ -69,7 +69,7 @@ def pages() -> list[Path]:
 
 def commands(text: str) -> list[list[str]]:
     """The commands that call specact in a script, as words. What a variable decides can only be run."""
-    found = []
+    calls = []
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.shlex(re.sub(r"(^|\s)#.*", "", line), posix=True, punctuation_chars=True)
         words.whitespace_split, words.commenters = True, ""
@@ -77,11 +77,11 @@ def commands(text: str) -> list[list[str]]:
         for word in [*words, ";"]:
             if set(word) <= set(";&|()<>"):
                 if command[:1] == ["specact"] and not any("$" in part for part in command):
-                    found.append(command)
+                    calls.append(command)
                 command = []
             elif word not in ("do", "then") or command:
                 command.append(word)
-    return found
+    return calls
 
 
 def follow(steps: Sequence[Block], folder: Path, environment: Mapping[str, str], data: Path | None = None) -> list[str]:
@@ -101,7 +101,7 @@ def follow(steps: Sequence[Block], folder: Path, environment: Mapping[str, str],
     ports = _free_ports({*_PORT.findall(said), "8600", "8601"})
     script, left_out = ["set -eo pipefail"], list[str]()
     for number, block in enumerate(steps):
-        text = _PORT.sub(lambda found: ports[found[0]], block.text)
+        text = _PORT.sub(lambda match: ports[match[0]], block.text)
         if DEMONSTRATIONS in text and data is None:
             left_out.append(text)
             continue

@@ -32,9 +32,9 @@ def certify(folder: Path) -> None:
 def served(exchange: Exchange[Any], kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
     """The answers to requests of one batch, everything as bytes in between."""
     contract = exchange.contract
-    there = [request_of(read_ask(encode(ask(request, contract, kind, 1, 100.0))), contract) for request in requests]
+    arrivals = [request_of(read_ask(encode(ask(request, contract, kind, 1, 100.0))), contract) for request in requests]
     layout, replies = contract.kinds[kind].reply, []
-    for answer in exchange.answer(kind, there):
+    for answer in exchange.answer(kind, arrivals):
         try:
             if isinstance(answer, WireError):
                 raise answer

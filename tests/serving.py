@@ -184,8 +184,8 @@ class Listening:
     def outcomes(self, **headers: str) -> dict[tuple[str, str], float]:
         """The number of requests by kind and outcome."""
         text = self.http("/metrics", **headers)[2].decode()
-        found = re.findall(r'^specact_requests_total{kind="(.*)",outcome="(.*)"} (.*)$', text, re.MULTILINE)
-        return {(kind, outcome): float(number) for kind, outcome, number in found}
+        rows = re.findall(r'^specact_requests_total{kind="(.*)",outcome="(.*)"} (.*)$', text, re.MULTILINE)
+        return {(kind, outcome): float(number) for kind, outcome, number in rows}
 
     def waiting(self, count: int) -> None:
         """Waits until so many requests are queued."""

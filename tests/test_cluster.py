@@ -69,9 +69,9 @@ def on(cluster: Cluster) -> str:
 
 def files(folder: Path) -> dict[str, bytes]:
     """What a finished run holds, but for who measured it and how long it took."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
     summary = json.loads((folder / "summary.json").read_text()) | {"seconds": 0}
-    return found | {"summary": json.dumps(summary).encode()}
+    return contents | {"summary": json.dumps(summary).encode()}
 
 
 def shard(first: int, **changes: Any) -> Shard:
@@ -108,21 +108,21 @@ def test_a_node_that_is_lost_costs_its_running_shards_which_run_again(
     lost = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
     with Pool(3, on) as pool, ThreadPoolExecutor(1) as beside:
-        ran = beside.submit(lambda: list(pool.each(shard_on_node, [(one, tmp_path) for one in shards])))
+        ran = beside.submit(lambda: list(pool.each(shard_on_node, [(part, tmp_path) for part in shards])))
         wait_for(lambda: any(tmp_path.glob(f"*-{lost.node_id}")))
-        (there,) = tmp_path.glob(f"*-{lost.node_id}")
+        (marker,) = tmp_path.glob(f"*-{lost.node_id}")
         cluster.remove_node(lost, allow_graceful=False)
         # A worker outlives its node for a moment, in which it could still finish.
-        wait_for(lambda: has_ended(int(there.read_text())))
+        wait_for(lambda: has_ended(int(marker.read_text())))
         (tmp_path / "go").touch()
-        found = {item.episodes: result for (item, _), result in ran.result(PATIENCE_S)}
+        results = {item.episodes: result for (item, _), result in ran.result(PATIENCE_S)}
     began = [path.name for path in tmp_path.glob("*-*")]
-    again = len(began) - len(shards)
-    assert again == sum(name.endswith(lost.node_id) for name in began) == 1, "other shards ran again, or none was lost"
-    for one in shards:
-        outcomes, table = run_shard(one)
-        assert found[one.episodes][0] == outcomes
-        assert {name: values.tobytes() for name, values in found[one.episodes][1].items()} == {
+    reruns = len(began) - len(shards)
+    assert reruns == sum(name.endswith(lost.node_id) for name in began) == 1, "other shards ran again, or none was lost"
+    for part in shards:
+        outcomes, table = run_shard(part)
+        assert results[part.episodes][0] == outcomes
+        assert {name: values.tobytes() for name, values in results[part.episodes][1].items()} == {
             name: values.tobytes() for name, values in table.items()
         }
 

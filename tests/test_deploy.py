@@ -41,8 +41,8 @@ TOKEN = "a token of the tests".replace(" ", "-")
 def instruction(name: str) -> list[str]:
     """The command of the container file's instruction."""
     text = CONTAINER.read_text().replace("\\\n", " ")
-    (found,) = re.findall(rf"^{name}(?: --\S+)*\s+(?:CMD )?(\[.+\])$", text, re.MULTILINE)
-    command: list[str] = json.loads(found)
+    (words,) = re.findall(rf"^{name}(?: --\S+)*\s+(?:CMD )?(\[.+\])$", text, re.MULTILINE)
+    command: list[str] = json.loads(words)
     return command
 
 
@@ -187,17 +187,17 @@ def test_a_robot_goes_on_at_another_server_behind_a_proxy(proxy: str, tmp_path: 
         # openpi's endpoint, which has a reason not to serve this bundle.
         url = f"{endpoint.scheme}://localhost:{endpoint.port}/"
         shown = {"Authorization": f"Api-Key {TOKEN}"}
-        other = stack.enter_context(connect(url, additional_headers=shown, ssl=endpoint.tls, proxy=None))
+        connection = stack.enter_context(connect(url, additional_headers=shown, ssl=endpoint.tls, proxy=None))
         with pytest.raises(ConnectionClosed, match="ball#target"):
-            other.recv(60)
+            connection.recv(60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("proxy", ["caddy", "haproxy"])
 def test_a_proxy_keeps_slow_heads_and_crowds_away(proxy: str, tmp_path: Path) -> None:
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with serving() as server, serving() as other, ExitStack() as stack:
-        endpoint = stack.enter_context(proxied(proxy, tmp_path, server, other))
+    with serving() as server, serving() as backup, ExitStack() as stack:
+        endpoint = stack.enter_context(proxied(proxy, tmp_path, server, backup))
         assert b" 200 " not in silence(endpoint, whole[:30])
         assert b" 200 " in silence(endpoint, whole)
         if proxy == "haproxy":

@@ -28,7 +28,7 @@ def called(page: Path) -> list[str]:
 
 def _in_tables(page: Path) -> list[str]:
     """The first command of each row, in tables with a column ``command``."""
-    found, column = list[str](), None
+    commands, column = list[str](), None
     for line in page.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if not cells:
@@ -36,8 +36,8 @@ def _in_tables(page: Path) -> list[str]:
         elif column is None:
             column = cells.index("command") if "command" in cells else -1
         elif column >= 0 and (command := re.match("`(specact .+?)`", cells[column])):
-            found.append(command[1])
-    return found
+            commands.append(command[1])
+    return commands
 
 
 def _without_code(text: str) -> str:

@@ -40,8 +40,8 @@ def test_a_decision_by_hand_follows_the_target(tmp_path: Path, environment: dict
 
 @pytest.mark.nightly
 def test_a_calibrated_rate_holds_on_other_episodes(tmp_path: Path, environment: dict[str, str]) -> None:
-    found = rows(run("hold_a_rate.py", tmp_path, environment), "gate ")
-    _, (calibrated, _), (stored, _), (always, _) = found
+    gates = rows(run("hold_a_rate.py", tmp_path, environment), "gate ")
+    _, (calibrated, _), (stored, _), (always, _) = gates
     assert abs(calibrated - 0.4) < 0.15 and abs(stored - 0.4) < 0.15 and always == 1.0
 
 
@@ -70,9 +70,9 @@ def test_openpi_both_ways(tmp_path: Path, environment: dict[str, str]) -> None:
 @pytest.mark.nightly
 def test_faster_steps(tmp_path: Path, environment: dict[str, str]) -> None:
     said = run("faster_steps.py", tmp_path, environment)
-    found = {line[0] + line[1]: line[2:] for line in map(str.split, said.splitlines()) if line[:1] == ["synchronous"]}
+    gains = {line[0] + line[1]: line[2:] for line in map(str.split, said.splitlines()) if line[:1] == ["synchronous"]}
     # Equation (2): (rho + n) / (alpha rho + n) with rho 6 and n 8.
-    assert [found[f"synchronous{steps}"][2] for steps in (10, 5, 2, 1)] == ["1.00x", "1.27x", "1.52x", "1.63x"]
+    assert [gains[f"synchronous{steps}"][2] for steps in (10, 5, 2, 1)] == ["1.00x", "1.27x", "1.52x", "1.63x"]
 
 
 def test_each_is_tested_listed_and_short() -> None:

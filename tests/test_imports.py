@@ -37,8 +37,8 @@ def here(plugs: Path) -> Path:
     return plugs
 
 
-def number(found: Any) -> bool:
-    return isinstance(found, int)
+def number(value: Any) -> bool:
+    return isinstance(value, int)
 
 
 @pytest.mark.parametrize(("name", "value"), [("plug_mine:VALUE", 3), ("plug_package.inner:VALUE", 4)])

@@ -39,11 +39,11 @@ def everything(i: int) -> dict[str, Any]:
     }
 
 
-def same(found: Window, wanted: Window) -> None:
-    assert found.instruction == wanted.instruction and list(found.arrays) == list(wanted.arrays)
+def same(window: Window, wanted: Window) -> None:
+    assert window.instruction == wanted.instruction and list(window.arrays) == list(wanted.arrays)
     for name, array in wanted.arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert window[name].dtype == array.dtype
+        np.testing.assert_array_equal(window[name], array)
 
 
 # ---- the history ----------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def test_what_the_caller_does_with_its_arrays_later_changes_no_window(name: str)
 )
 def test_what_cannot_be_used_is_named_and_leaves_the_window_as_it_was(change: Any, named: str, cause: str) -> None:
     history, twin = ObservationHistory(MANY), ObservationHistory(MANY)
-    for each in (history, twin):
-        each.push(everything(1))
+    for copy in (history, twin):
+        copy.push(everything(1))
     bad = change
     if isinstance(change, dict):
         bad = {name: value for name, value in (everything(2) | change).items() if value is not ...}
@@ -154,48 +154,48 @@ def shown(spec: ObservationSpec, moment: int) -> dict[str, Any]:
 
 @given(specs(), specs(), st.integers(1, 7))
 def test_what_is_kept_for_two_policies_holds_exactly_what_each_would_have_kept_alone(
-    one: ObservationSpec, other: ObservationSpec, moments: int
+    first: ObservationSpec, second: ObservationSpec, moments: int
 ) -> None:
-    both = one.union(other)
-    histories = [ObservationHistory(spec) for spec in (both, one, other)]
+    both = first.union(second)
+    histories = [ObservationHistory(spec) for spec in (both, first, second)]
     for moment in range(moments):
         kept, *alone = [history.push(shown(both, moment)) for history in histories]
-    for spec, wanted in zip((one, other), alone, strict=True):
+    for spec, wanted in zip((first, second), alone, strict=True):
         same(spec.select(kept), wanted)
 
 
 @given(specs(), specs(), specs())
 def test_a_union_is_idempotent_associative_and_the_same_either_way_round_up_to_order(
-    one: ObservationSpec, other: ObservationSpec, third: ObservationSpec
+    first: ObservationSpec, second: ObservationSpec, third: ObservationSpec
 ) -> None:
-    assert one.union(one) == one
-    assert one.union(other) == other.union(one)  # mappings are equal in any order
-    assert hash(one.union(other)) == hash(other.union(one))
-    assert one.union(other).union(third) == one.union(other.union(third))
-    assert one.union(other).union(one) == one.union(other)
+    assert first.union(first) == first
+    assert first.union(second) == second.union(first)  # mappings are equal in any order
+    assert hash(first.union(second)) == hash(second.union(first))
+    assert first.union(second).union(third) == first.union(second.union(third))
+    assert first.union(second).union(first) == first.union(second)
 
 
 @given(specs(), specs(), st.integers(1, 5))
 def test_stacked_windows_are_the_selected_ones_one_after_the_other(
-    one: ObservationSpec, other: ObservationSpec, count: int
+    first: ObservationSpec, second: ObservationSpec, count: int
 ) -> None:
-    history = ObservationHistory(one.union(other))
-    windows = [history.push(shown(one.union(other), moment)) for moment in range(count)]
-    stacked = one.stack(windows)
-    assert list(stacked) == list(one.fields)
+    history = ObservationHistory(first.union(second))
+    windows = [history.push(shown(first.union(second), moment)) for moment in range(count)]
+    stacked = first.stack(windows)
+    assert list(stacked) == list(first.fields)
     for row, window in enumerate(windows):
-        for name, array in one.select(window).arrays.items():
+        for name, array in first.select(window).arrays.items():
             np.testing.assert_array_equal(stacked[name][row], array)
-            assert stacked[name].dtype == np.dtype(one[name].dtype)
-            assert stacked[name].shape == (count, *one[name].window_shape)
+            assert stacked[name].dtype == np.dtype(first[name].dtype)
+            assert stacked[name].shape == (count, *first[name].window_shape)
 
 
 @given(specs())
 def test_a_spec_survives_being_written_down(spec: ObservationSpec) -> None:
     said = json.loads(json.dumps(spec.describe()))
-    found = read_spec(said)
-    assert found == spec and hash(found) == hash(spec) and list(found.fields) == list(spec.fields)
-    assert found.describe() == spec.describe()
+    result = read_spec(said)
+    assert result == spec and hash(result) == hash(spec) and list(result.fields) == list(spec.fields)
+    assert result.describe() == spec.describe()
 
 
 @given(specs())
@@ -221,12 +221,12 @@ def test_a_shortened_spec_sees_the_newest_end_of_the_same(spec: ObservationSpec,
 
 
 @pytest.mark.parametrize(
-    "other",
+    "field",
     [Field((3,), history=2), Field((2, 1), history=2), Field((2,), history=0), Field((2, 2, 3), "uint8", 2)],
 )
-def test_two_policies_that_mean_different_arrays_by_one_name_are_refused(other: Field) -> None:
-    one, another = vectors(2, state=2), ObservationSpec({"state": other})
-    for left, right in ((one, another), (another, one)):
+def test_two_policies_that_mean_different_arrays_by_one_name_are_refused(field: Field) -> None:
+    first, second = vectors(2, state=2), ObservationSpec({"state": field})
+    for left, right in ((first, second), (second, first)):
         with pytest.raises(BundleError, match="'state'"):
             left.union(right)
 

@@ -57,8 +57,8 @@ def test_a_page_is_followed(page: Path, tmp_path: Path, environment: dict[str, s
 
 def test_the_files_of_pages_are_those_of_the_third_party() -> None:
     shown = {block.file: block.text for page in pages() for block in blocks(page) if block.file}
-    there = {path.name: path.read_text() for path in THIRD_PARTY.iterdir() if path.is_file()}
-    assert {file: shown.get(file) for file in there} == there
+    files = {path.name: path.read_text() for path in THIRD_PARTY.iterdir() if path.is_file()}
+    assert {file: shown.get(file) for file in files} == files
 
 
 PAGE = """

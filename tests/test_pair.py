@@ -54,8 +54,8 @@ class Echo(TargetVerifier[StepAddress]):
 def test_a_verifier_asks_and_judges_under_the_steps_address() -> None:
     pending = Echo(LocalTarget(Says(), VirtualClock())).submit(Proposal(WINDOW, np.zeros((1, 1), np.float32)), HERE)
     assert pending.done()
-    found = pending.result()
-    assert isinstance(found, Outcome) and found.evidence == HERE
+    outcome = pending.result()
+    assert isinstance(outcome, Outcome) and outcome.evidence == HERE
 
 
 def test_an_action_is_a_number_that_what_follows_can_compute_with() -> None:

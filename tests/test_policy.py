@@ -144,7 +144,7 @@ def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
     """Over every cell of the uniforms that a step draws, by its volume."""
     bundle, law = pair(structs.replace(SPEC, codebooks=1, chunk=1)), np.zeros(SPEC.codes)
     policy = SpeculativePolicy(bundle, gate, clock=VirtualClock())
-    q, p = (each.infer(window(i)).probs[0] for each in (bundle.parts.draft, bundle.parts.target))
+    q, p = (network.infer(window(i)).probs[0] for network in (bundle.parts.draft, bundle.parts.target))
     excess = np.clip(p - q, 0.0, None)
     steps = (np.cumsum(q), 1.0 - np.minimum(1.0, p / q), np.cumsum(excess) / excess.sum())
     ends = (np.unique([0.0, *np.clip(points, 0.0, 1.0), 1.0]) for points in steps)
@@ -156,9 +156,9 @@ def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
         policy.act(at(i))
         assert policy.record is not None
         law[executed_codes(policy.record)[0]] += math.prod(high - low for low, high in cell)
-    wanted, other = (p, q) if isinstance(gate, Always) else (q, p)
+    wanted, alternative = (p, q) if isinstance(gate, Always) else (q, p)
     assert 0.5 * np.abs(law - wanted).sum() <= 1e-12
-    assert 0.5 * np.abs(law - other).sum() > 0.05
+    assert 0.5 * np.abs(law - alternative).sum() > 0.05
 
 
 # ---- addresses, interleaving, episodes ------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ def test_robots_do_not_disturb_each_other(kind: int) -> None:
 def test_an_episode_is_reproduced_by_its_number(kind: int, execute: int) -> None:
     bundle = pair(structs.replace(SPEC, execute=execute, overlap="average"))
     policy = SpeculativePolicy(bundle, gates()[kind], seed=3)
-    first, other, again = (play(policy, episode, steps=9)[0] for episode in (5, 6, 5))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
+    first, second, repeat = (play(policy, episode, steps=9)[0] for episode in (5, 6, 5))
+    np.testing.assert_array_equal(first, repeat)
+    assert not np.array_equal(first, second)
     fresh = SpeculativePolicy(bundle, gates()[kind], seed=3)
     np.testing.assert_array_equal(first, play(fresh, 5, steps=9)[0])
     assert not np.array_equal(first, play(SpeculativePolicy(bundle, gates()[kind], seed=4), 5, steps=9)[0])
@@ -205,15 +205,15 @@ def test_a_refused_observation_leaves_the_policy_where_it_was(bad: Any, kind: in
     policy = SpeculativePolicy(bundle, gates()[kind])
     play(policy, 0, steps=3)
     policy.reset(1)
-    found: list[np.ndarray] = []
+    actions: list[np.ndarray] = []
     assert policy.record is None and policy.wants_inference
     for i in range(8):
         before = policy.record
         with pytest.raises(ObservationError):
             policy.act(bad)
         assert policy.record is before
-        found.append(policy.act(at(i)))
-    np.testing.assert_array_equal(np.stack(found), wanted)
+        actions.append(policy.act(at(i)))
+    np.testing.assert_array_equal(np.stack(actions), wanted)
 
 
 # ---- chunks and what the gate is told -------------------------------------------------------------------------------
@@ -307,12 +307,12 @@ class Far:
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
         cause = self._misses.pop(0) if self._misses else None
-        there = self._clock.now() + 0.012
+        arrival_s = self._clock.now() + 0.012
 
         def result() -> Answer[CodeDistribution] | Miss:
             if not self._connected:
                 return Miss("disconnected", OffloadTimes(), sent=False)
-            waited = max(0.0, there - self._clock.now())
+            waited = max(0.0, arrival_s - self._clock.now())
             self._clock.sleep(waited)
             if cause is not None:
                 return Miss(cast(Any, cause), OffloadTimes(network=waited))
@@ -320,7 +320,7 @@ class Far:
             distribution = self._policy.infer(window)
             return Answer(distribution, OffloadTimes(network=waited, target=self._clock.now() - before))
 
-        return Pending(result, lambda: self._clock.now() >= there, self._connected)
+        return Pending(result, lambda: self._clock.now() >= arrival_s, self._connected)
 
 
 def test_times_add_up() -> None:
@@ -334,11 +334,11 @@ def test_times_add_up() -> None:
         assert policy.record is not None
         times = policy.record.times
         assert policy.record.decision.transmit == (i % 2 == 0)
-        asked = 1.0 if policy.record.decision.transmit else 0.0
+        transmitted = 1.0 if policy.record.decision.transmit else 0.0
         assert times.draft == pytest.approx(0.002)
         assert times.gate == pytest.approx(0.0005)
-        assert times.offload.network == pytest.approx(0.012 * asked)
-        assert times.offload.target == pytest.approx(0.010 * asked)
+        assert times.offload.network == pytest.approx(0.012 * transmitted)
+        assert times.offload.target == pytest.approx(0.010 * transmitted)
         assert times.finish == pytest.approx(0.0, abs=1e-9)
         assert times.total == pytest.approx(clock.now() - before)
 
@@ -400,8 +400,8 @@ def test_a_rule_that_can_stop_needs_to_know_how() -> None:
 def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
     class Broken(Keyed):
         def infer(self, window: Window) -> CodeDistribution:
-            found = super().infer(window)
-            return replace(found, offsets=found.offsets * (np.nan if window["state"][-1, 0] == 2.0 else 1.0))
+            answer = super().infer(window)
+            return replace(answer, offsets=answer.offsets * (np.nan if window["state"][-1, 0] == 2.0 else 1.0))
 
     broken = pair().composed(draft=cast(Any, Broken(1)), local_target=cast(Any, Broken(2)))
     policy = SpeculativePolicy(broken, gate)
@@ -421,9 +421,9 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
 def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, overlap: Any) -> None:
     class Overflowing(Keyed):
         def infer(self, window: Window) -> CodeDistribution:
-            found = super().infer(window)
+            answer = super().infer(window)
             return replace(
-                found, offsets=np.full_like(found.offsets, value if 2 <= window["state"][-1, 0] < 5 else 0.1)
+                answer, offsets=np.full_like(answer.offsets, value if 2 <= window["state"][-1, 0] < 5 else 0.1)
             )
 
     bundle = pair(structs.replace(SPEC, overlap=overlap)).composed(local_target=cast(Any, Overflowing(2)))

@@ -84,8 +84,8 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
     assert read_record(stored, CodesRecipe, "recipe") == recipe
     assert max(bundle.parts.manifest.parity.values()) < 2e-4
     # One tokenizer for all PushT pairs, so their codes mean the same.
-    one, other = (pair.parts.manifest.fingerprints["tokenizer"] for pair in (bundle, load_pair("pusht")))
-    assert one == other
+    first, second = (pair.parts.manifest.fingerprints["tokenizer"] for pair in (bundle, load_pair("pusht")))
+    assert first == second
 
 
 def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:

@@ -52,7 +52,7 @@ def test_every_public_name_exists_and_says_what_it_is_with_shapes_and_units(face
 def test_no_public_name_is_hidden_by_a_module_of_the_same_name(face: str) -> None:
     """An imported submodule becomes an attribute of its package, and would take the name's place."""
     module = importlib.import_module(face)
-    modules = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
+    modules = {submodule.name for submodule in pkgutil.iter_modules(getattr(module, "__path__", []))}
     assert all(inspect.ismodule(getattr(module, name)) for name in modules & set(module.__all__))
 
 

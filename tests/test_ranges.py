@@ -69,7 +69,7 @@ def only(hint: Any) -> inspect.Type:
     """The type, or that of an optional value."""
     kind = inspect.type_info(hint)
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return next(each for each in kinds if not isinstance(each, inspect.NoneType))
+    return next(member for member in kinds if not isinstance(member, inspect.NoneType))
 
 
 def outside(hint: Any) -> Iterator[Any]:
@@ -99,7 +99,7 @@ def inside(hint: Any) -> Any:
         low, high = next((b for b in (kind.ge, kind.gt) if b is not None), 0), kind.le if kind.lt is None else kind.lt
         return low + 1 if high is None or low + 1 < high else (low + high) / 2
     if isinstance(kind, inspect.TupleType):
-        return tuple(inside(each) for each in kind.item_types)
+        return tuple(inside(item) for item in kind.item_types)
     empty = {inspect.StrType: "x", inspect.BoolType: True, inspect.DictType: {}, inspect.VarTupleType: (),
              inspect.ListType: [], inspect.AnyType: None}  # fmt: skip
     return empty[type(kind)]
@@ -119,11 +119,11 @@ def records() -> list[type[Record]]:
                 importlib.import_module(module.name)
             except (ModuleNotFoundError, MissingExtraError):
                 continue  # of an extra that is not installed
-    found, left = [], [Record]
+    classes, left = [], [Record]
     while left:
         left += (kinds := left.pop().__subclasses__())
-        found += [kind for kind in kinds if kind.__module__.startswith("specact.")]
-    return found
+        classes += [kind for kind in kinds if kind.__module__.startswith("specact.")]
+    return classes
 
 
 def check(make: Callable[..., Any], hints: Mapping[str, Any], given: Mapping[str, Any]) -> int:

@@ -17,8 +17,8 @@ def test_numbers_are_those_of_the_first_release() -> None:
     reference = np.random.Philox(
         key=np.array([7, 2], dtype=np.uint64), counter=np.array([0, 4, 3, 2], dtype=np.uint64)
     ).random_raw(8)
-    found = stream(7, Role.VERIFY, robot=2, episode=3, step=4).bit_generator.random_raw(8)
-    np.testing.assert_array_equal(found, reference)
+    numbers = stream(7, Role.VERIFY, robot=2, episode=3, step=4).bit_generator.random_raw(8)
+    np.testing.assert_array_equal(numbers, reference)
 
 
 def test_streams_of_a_batch_are_each_the_steps_own_in_whatever_order_they_are_drawn_from() -> None:

@@ -57,15 +57,15 @@ def enumerate_cells(step: Step, draft_law: Floats, grid: Grid) -> list[tuple[Ver
 
     Both corners of a cell are probed; that they agree shows that the grid holds all the map's breakpoints.
     """
-    found = []
+    verdicts = []
     for drafted in np.ndindex(draft_law.shape):
         for cell in itertools.product(*map(cells, grid(np.array(drafted)))) if draft_law[drafted] else ():
             low = step(np.array(drafted), scripted([lo + EDGE if lo > 0.0 else 0.0 for lo, _ in cell]))
             high = step(np.array(drafted), scripted([hi - EDGE if hi < 1.0 else LARGEST for _, hi in cell]))
             assert low.codes.tolist() == high.codes.tolist(), f"a breakpoint inside the cell {cell}, codes {drafted}"
             assert low.accepted.tolist() == high.accepted.tolist()
-            found.append((low, float(draft_law[drafted]) * math.prod(hi - lo for lo, hi in cell)))
-    return found
+            verdicts.append((low, float(draft_law[drafted]) * math.prod(hi - lo for lo, hi in cell)))
+    return verdicts
 
 
 def law_of(outcomes: Sequence[tuple[Verdict, float]], codes: int) -> Floats:
@@ -76,8 +76,8 @@ def law_of(outcomes: Sequence[tuple[Verdict, float]], codes: int) -> Floats:
     return law
 
 
-def distance(law: Floats, other: Floats) -> float:
-    return float(total_variation(law.ravel(), other.ravel()))
+def distance(law: Floats, reference: Floats) -> float:
+    return float(total_variation(law.ravel(), reference.ravel()))
 
 
 def product(rows: Floats) -> Floats:
@@ -254,9 +254,9 @@ def test_common_mistakes_are_caught() -> None:
 
 def test_rejection_by_hand() -> None:
     p, q = np.array([[0.1, 0.6, 0.3, 0.0, 0.0]]), np.array([[0.4, 0.3, 0.3, 0.0, 0.0]])
-    found = [float(rejection_probability(p, q, np.array([z]))[0]) for z in range(5)]
+    rejections = [float(rejection_probability(p, q, np.array([z]))[0]) for z in range(5)]
     # A code that neither can draw counts as rejected; one that only the target can draw, as accepted.
-    assert found == pytest.approx([0.75, 0.0, 0.0, 1.0, 1.0])
+    assert rejections == pytest.approx([0.75, 0.0, 0.0, 1.0, 1.0])
     assert rejection_probability(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([0]))[0] == 0.0
     assert rejection_probability(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([1]))[0] == 1.0
 
@@ -306,7 +306,7 @@ def test_gated_loss_is_at_most_the_missed_rejections_and_of_one_codebook_exactly
     codes = 3 if len(kinds) == 2 else 2 + seed % 7
     p, q = pairs(kinds, codes, seed)
     drafted = enumerate(np.ndindex((codes,) * len(kinds)))
-    lost, missed = gated_loss(p, q, {each for place, each in drafted if mask >> place & 1})
+    lost, missed = gated_loss(p, q, {row for place, row in drafted if mask >> place & 1})
     assert lost <= missed + EXACT and (len(kinds) == 2 or lost == pytest.approx(missed, abs=EXACT))
     # Always skipping two half-wrong codebooks misses 3/4, but the laws are only 1/2 apart.
     halves = np.array([[1.0, 0.0], [0.5, 0.5]])
@@ -316,7 +316,7 @@ def test_gated_loss_is_at_most_the_missed_rejections_and_of_one_codebook_exactly
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def one(row: NDArray[Any], uniform: float) -> int:
+def drawn_code(row: NDArray[Any], uniform: float) -> int:
     return int(sample_codes(independent(row[None]), scripted([uniform]))[0])
 
 
@@ -338,27 +338,27 @@ def test_never_draws_an_impossible_code_and_one_as_a_row_of_a_batch(
         for value in (uniform, on_an_edge):
             code = int(sample(row, np.array(value)))
             assert 0 <= code < len(row) and row[code] > 0.0
-            assert dtype is np.float32 or one(row, value) == code
+            assert dtype is np.float32 or drawn_code(row, value) == code
 
 
 def test_a_distribution_that_is_not_finite_gives_the_first_code() -> None:
     for row in (np.full(4, np.nan), np.array([0.5, np.nan, 0.5])):
-        assert one(row, 0.4) == sample(row, 0.4) == 0
+        assert drawn_code(row, 0.4) == sample(row, 0.4) == 0
 
 
 @pytest.mark.parametrize("codes", [2, 7, 16])
 def test_draws_have_exactly_the_rows_probabilities_also_in_batches(codes: int) -> None:
     rows = np.stack([sparse(np.random.default_rng([codes, row]), codes) for row in range(3)])
     scaled = rows * np.array([[1.0], [1e-3], [42.0]])
-    for row, own in zip(rows, scaled, strict=True):
+    for row, weights in zip(rows, scaled, strict=True):
         law = np.zeros(codes)
         for lo, hi in cells(np.cumsum(row).tolist()):
-            drawn = sample(own, np.array([lo + EDGE if lo else 0.0, hi - EDGE if hi < 1 else LARGEST]))
+            drawn = sample(weights, np.array([lo + EDGE if lo else 0.0, hi - EDGE if hi < 1 else LARGEST]))
             assert drawn[0] == drawn[1]
             law[drawn[0]] += hi - lo
         assert distance(law, row) <= EXACT
     uniforms = np.random.default_rng(0).random((20, 3))
-    wanted = [[sample(row, value) for row, value in zip(scaled, each, strict=True)] for each in uniforms]
+    wanted = [[sample(row, value) for row, value in zip(scaled, values, strict=True)] for values in uniforms]
     np.testing.assert_array_equal(sample(np.broadcast_to(scaled, (20, *scaled.shape)), uniforms), wanted)
 
 

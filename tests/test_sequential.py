@@ -79,9 +79,9 @@ def test_the_bundle_says_so_and_its_policies_are_such(trained: Pair[Any]) -> Non
 
 def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Pair[Any], tiny_bundle: Path) -> None:
     for pair in (trained, load_pair(tiny_bundle)):
-        other = structs.replace(pair.parts.spec, sequential=not pair.parts.spec.sequential)
+        spec = structs.replace(pair.parts.spec, sequential=not pair.parts.spec.sequential)
         with pytest.raises(BundleError, match=r"draft\.onnx gives .*conditional"):
-            OnnxPolicy(pair.parts.path / "draft.onnx", other, other.draft)
+            OnnxPolicy(pair.parts.path / "draft.onnx", spec, spec.draft)
 
 
 def play(bundle: Pair[Any], verifier: Verifier | None, steps: int = 200) -> list[StepRecord]:
@@ -102,11 +102,11 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
     here = play(trained, None)
     with Client(Endpoint("ws", "127.0.0.1", server.port), trained.exchange.contract) as client:
         client.connect(10.0)
-        there = play(trained, remote_verifier(client, trained, 20_000.0, sampling))
-    assert [record.miss for record in there] == [None] * len(here)
+        remote = play(trained, remote_verifier(client, trained, 20_000.0, sampling))
+    assert [record.miss for record in remote] == [None] * len(here)
     verdicts = [record.outcome.evidence for record in here if record.outcome is not None]
     assert {tuple(verdict.accepted.tolist()) for verdict in verdicts} >= {(True, True), (True, False), (False, False)}
-    for ours, theirs in zip(here, there, strict=True):
+    for ours, theirs in zip(here, remote, strict=True):
         assert executed_codes(ours).tolist() == executed_codes(theirs).tolist()
         np.testing.assert_array_equal(ours.actions, theirs.actions)
 

@@ -90,9 +90,9 @@ def test_every_link_within_the_site_leads_to_a_file_and_a_place_in_it(site: Path
             path, _, anchor = target.partition("#")
             if re.match(r"\w+:|//", target):
                 continue
-            there = (page.parent / unquote(path)).resolve() if path else page
-            placed = there.suffix != ".html" or not anchor or not there.is_file()
-            if not there.is_file() or not (placed or unquote(anchor) in read(there).anchors):
+            file = (page.parent / unquote(path)).resolve() if path else page
+            placed = file.suffix != ".html" or not anchor or not file.is_file()
+            if not file.is_file() or not (placed or unquote(anchor) in read(file).anchors):
                 lost.append(f"{page.relative_to(site)}: {target}")
     assert lost == []
 
@@ -148,7 +148,7 @@ def test_no_page_is_wider_than_its_screen(site: Path, width: int) -> None:
         wide = []
         for page in pages(site):
             browser.open(page)
-            wide += [f"{page.relative_to(site)}: {found}" for found in browser.page.evaluate(BEYOND, width)]
+            wide += [f"{page.relative_to(site)}: {element}" for element in browser.page.evaluate(BEYOND, width)]
     assert wide == []
 
 

@@ -62,7 +62,7 @@ def huge(path: Path) -> Path:
 
 def multiplied(path: Path) -> Path:
     """Constants that are repeated up to 3.1 GB, none of them large."""
-    one = helper.make_tensor("one", FLOAT, [1, 1], [1.0])
+    unit = helper.make_tensor("one", FLOAT, [1, 1], [1.0])
     shape = helper.make_tensor("shape", INT64, [2], [31, 1000000])
     parts = [f"part{n}" for n in range(25)]
     nodes = [helper.make_node("Tile" if n % 2 else "Expand", ["one", "shape"], [name]) for n, name in enumerate(parts)]
@@ -71,19 +71,19 @@ def multiplied(path: Path) -> Path:
         helper.make_node("ReduceSum", ["whole"], ["sum"], keepdims=0),
         helper.make_node("Add", ["x", "sum"], ["y"]),
     ]
-    return write_graph(path, [*nodes, *ends], [one, shape])
+    return write_graph(path, [*nodes, *ends], [unit, shape])
 
 
 def branching(path: Path) -> Path:
     """3.1 GB in a branch within branches."""
     value = helper.make_tensor_value_info
     then = helper.make_graph(_filled("shape"), "deepest", [], [value("y", FLOAT, None)])
-    other = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "other", [], [value("y", FLOAT, None)])
+    identity = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "other", [], [value("y", FLOAT, None)])
     for depth in range(8):
-        node = helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=other)
+        node = helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=identity)
         then = helper.make_graph([node], f"depth{depth}", [], [value("y", FLOAT, None)])
     shape = helper.make_tensor("shape", INT64, [2], [775, 1000000])
-    nodes = [helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=other)]
+    nodes = [helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=identity)]
     return write_graph(path, nodes, [shape, helper.make_tensor("true", BOOL, [], [True])])
 
 

@@ -64,12 +64,12 @@ def vouch(path: Path) -> None:
 
 
 def test_a_bundle_is_what_its_manifest_says(bundle: Path) -> None:
-    found = load(bundle)
-    assert (found.name, found.env, found.spec, found.path) == ("some", "", Spec(), bundle)
-    assert found.files == {part: bundle / file for part, file in PARTS.items()}
-    assert found.fingerprint == joint_fingerprint(*(fingerprint_of(file) for file in found.files.values()))
-    assert found.manifest.values()["name"] == "some" and "recipe" not in found.manifest.values()
-    (scale,) = found.tensors("table", {"scale": (np.float32, ("any",))}).values()
+    result = load(bundle)
+    assert (result.name, result.env, result.spec, result.path) == ("some", "", Spec(), bundle)
+    assert result.files == {part: bundle / file for part, file in PARTS.items()}
+    assert result.fingerprint == joint_fingerprint(*(fingerprint_of(file) for file in result.files.values()))
+    assert result.manifest.values()["name"] == "some" and "recipe" not in result.manifest.values()
+    (scale,) = result.tensors("table", {"scale": (np.float32, ("any",))}).values()
     assert scale.tolist() == [1.0, 1.0]
 
 
@@ -162,33 +162,33 @@ def test_an_unknown_network_is_tried_before_it_is_loaded(
 
 def share(path: Path) -> Path:
     """A bundle that shares the target of another beside it."""
-    other = make(path.parent / "variant", scale=2.0)
-    (other / PARTS["target"]).unlink()
-    rewrite(other, shared={"target": path.name})
-    return other
+    variant = make(path.parent / "variant", scale=2.0)
+    (variant / PARTS["target"]).unlink()
+    rewrite(variant, shared={"target": path.name})
+    return variant
 
 
 def test_a_part_may_lie_in_a_bundle_beside(bundle: Path) -> None:
-    other = load(share(bundle))
-    assert other.files == {"target": bundle / PARTS["target"], "table": other.path / PARTS["table"]}
-    assert other.fingerprint != load(bundle).fingerprint
+    variant = load(share(bundle))
+    assert variant.files == {"target": bundle / PARTS["target"], "table": variant.path / PARTS["table"]}
+    assert variant.fingerprint != load(bundle).fingerprint
 
 
 @pytest.mark.parametrize("changes", [{"fingerprints": {"target": "0", "table": "0"}}, {"left_out": ["target"]}])
 def test_a_shared_part_has_to_be_the_same(bundle: Path, changes: dict[str, Any]) -> None:
-    other = share(bundle)
+    variant = share(bundle)
     rewrite(bundle, **changes)
     with pytest.raises(BundleError, match="target"):
-        load(other)
+        load(variant)
 
 
 @pytest.mark.parametrize("device", [False, True])
 def test_a_copy_is_whole(bundle: Path, tmp_path: Path, device: bool) -> None:
-    other, out = share(bundle), tmp_path / "far" / "copy"
-    (other / "calibration").mkdir()
-    copy_bundle(other, out, device=device, ignore=["calibration"])
+    variant, out = share(bundle), tmp_path / "far" / "copy"
+    (variant / "calibration").mkdir()
+    copy_bundle(variant, out, device=device, ignore=["calibration"])
     copied = load(out)
-    assert copied.fingerprint == load(other).fingerprint
+    assert copied.fingerprint == load(variant).fingerprint
     assert (out / PARTS["target"]).exists() == ("target" in copied.files) == (not device)
     assert not (out / "calibration").exists()
     assert copied.manifest.shared == {} and copied.manifest.left_out == (("target",) if device else ())
@@ -210,15 +210,15 @@ def test_weights_in_a_file_of_their_own(bundle: Path, tmp_path: Path) -> None:
     files = {file: fingerprint_of(bundle / file) for file in ("target.onnx", "target.safetensors", "table.safetensors")}
     rewrite(bundle, files=files, fingerprints={"target": "graph-and-weights", "table": files["table.safetensors"]})
     assert load(bundle).fingerprint == joint_fingerprint("graph-and-weights", files["table.safetensors"])
-    other = make(bundle.parent / "variant")
-    (other / "target.onnx").unlink()
-    own = json.loads((other / MANIFEST).read_text())["fingerprints"] | {"target": "graph-and-weights"}
-    rewrite(other, shared={"target": "some"}, fingerprints=own)
-    assert load(other).files["target"] == bundle / "target.onnx"
+    variant = make(bundle.parent / "variant")
+    (variant / "target.onnx").unlink()
+    fingerprints = json.loads((variant / MANIFEST).read_text())["fingerprints"] | {"target": "graph-and-weights"}
+    rewrite(variant, shared={"target": "some"}, fingerprints=fingerprints)
+    assert load(variant).files["target"] == bundle / "target.onnx"
     copy_bundle(bundle, tmp_path / "device", device=True)
     assert [file.name for file in (tmp_path / "device").iterdir() if file.stem == "target"] == []
     (bundle / "target.safetensors").write_bytes(b"other weights")
-    for path in (bundle, other):
+    for path in (bundle, variant):
         with pytest.raises(BundleError, match=r"target\.safetensors"):
             load(path)
 

@@ -21,8 +21,8 @@ def test_a_network_that_fits_runs(tmp_path: Path) -> None:
     network = Network(doubling(tmp_path / "n.onnx"), {"x": ("rows", "width")}, {"y": ("rows", "width")})
     assert (network.inputs, network.outputs) == ({"x": ["batch", 2]}, {"y": ["batch", 2]})
     assert network.sizes == {"width": 2}
-    (found,) = network.run({"x": np.ones((3, 2), np.float32)})
-    assert np.array_equal(found, np.full((3, 2), 2.0))
+    (output,) = network.run({"x": np.ones((3, 2), np.float32)})
+    assert np.array_equal(output, np.full((3, 2), 2.0))
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_whatever_lies_beside_a_network_is_not_run(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("name", named_bundles())
 def test_every_stored_bundle_passes(name: str) -> None:
     for manifest in find_bundle(name).rglob(MANIFEST):
-        found = check_bundle(manifest.parent)
-        assert found["networks"] and all(each["inputs"] and each["outputs"] for each in found["networks"].values())
+        report = check_bundle(manifest.parent)
+        assert report["networks"] and all(graph["inputs"] and graph["outputs"] for graph in report["networks"].values())
 
 
 def described(path: Path) -> Any:

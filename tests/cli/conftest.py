@@ -119,8 +119,8 @@ class Ended(NamedTuple):
     def summary(self) -> dict[str, Any]:
         """The result, without anything else on stdout."""
         assert self.status == 0 or self.out, self.remarks
-        found: dict[str, Any] = strictly(self.out)
-        return found
+        result: dict[str, Any] = strictly(self.out)
+        return result
 
     def refuses(self, *parts: str) -> None:
         """Asserts that it ended with one sentence with these parts, and nothing else at its end."""

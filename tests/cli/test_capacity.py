@@ -8,13 +8,13 @@ from tests.cli.conftest import Typed
 
 def test_capacity_says_how_many_robots_a_server_holds(typed: Typed) -> None:
     wanted = ("capacity", "ball", "--rate-hz", "20", "--deadline-ms", "50", "--max-batch", "4")
-    found, printed = typed(*wanted, "--json").summary, typed(*wanted)
-    assert 0 < found["robots"] <= found["most_hz"] / 20.0
-    assert found["base_ms"] >= 0.0 and found["per_request_ms"] >= 0.0
+    capacity, printed = typed(*wanted, "--json").summary, typed(*wanted)
+    assert 0 < capacity["robots"] <= capacity["most_hz"] / 20.0
+    assert capacity["base_ms"] >= 0.0 and capacity["per_request_ms"] >= 0.0
     # The rows are on both sides of the capacity, and of the same draws. What no server answers is not simulated.
-    held = {row["robots"]: row["missed"] <= 0.01 for row in found["rows"]}
-    assert held[found["robots"]]
-    assert not held[found["robots"] + 1] or (found["robots"] + 1) * 20.0 > found["most_hz"]
+    held = {row["robots"]: row["missed"] <= 0.01 for row in capacity["rows"]}
+    assert held[capacity["robots"]]
+    assert not held[capacity["robots"] + 1] or (capacity["robots"] + 1) * 20.0 > capacity["most_hz"]
     assert printed.status == 0 and "assumed:" in printed.out
 
 

@@ -136,9 +136,9 @@ def test_data_record_and_info(typed: Typed, tmp_path: Path) -> None:
     words = ("--env", "ball", "--out", path, "--episodes", "2", "--workers", "1", "--json")
     counts = typed("data", "record", *words).summary
     assert counts["path"] == str(path) and counts["kept"] == 2 and counts["steps"] == read(path).steps
-    found = typed("data", "info", path, "--json").summary
-    assert (found["episodes"], found["steps"], found["format"]) == (2, counts["steps"], "lerobot")
-    assert found["shapes"] == {
+    info = typed("data", "info", path, "--json").summary
+    assert (info["episodes"], info["steps"], info["format"]) == (2, counts["steps"], "lerobot")
+    assert info["shapes"] == {
         name: [counts["steps"], size] for name, size in (("state", 8), ("action", 2), ("goal", 2))
     }
     assert str(counts["steps"]) in typed("data", "info", path).out

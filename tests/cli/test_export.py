@@ -45,9 +45,9 @@ def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, ti
 
 
 def test_bundles_of_others_are_checked(typed: Typed, tiny_bundle: Path, tmp_path: Path) -> None:
-    found: Any = typed("bundle", "check", tiny_bundle, "kitchen-tokens", "--json").summary
-    assert [Path(each["bundle"]).name for each in found] == [tiny_bundle.name, "drafters", "kitchen-tokens"]
-    assert found[0]["networks"]["draft.onnx"]["memory_mib"] < 500 and found[0]["kind"] == "pair"
+    checks: Any = typed("bundle", "check", tiny_bundle, "kitchen-tokens", "--json").summary
+    assert [Path(check["bundle"]).name for check in checks] == [tiny_bundle.name, "drafters", "kitchen-tokens"]
+    assert checks[0]["networks"]["draft.onnx"]["memory_mib"] < 500 and checks[0]["kind"] == "pair"
     bad = Path(shutil.copytree(tiny_bundle, tmp_path / "bad"))
     (bad / "target.onnx").write_bytes(b"damaged")
     told = typed("bundle", "check", bad, tiny_bundle)
@@ -57,8 +57,8 @@ def test_bundles_of_others_are_checked(typed: Typed, tiny_bundle: Path, tmp_path
 def test_a_single_policy(typed: Typed, tmp_path: Path) -> None:
     source, out = find_bundle("relocate-tokens"), tmp_path / "deployed"
     assert typed("export", "relocate-tokens", "--out", out, "--json").summary["path"] == str(out)
-    found, wanted = ({path.relative_to(folder) for path in folder.rglob("*")} for folder in (out, source))
-    assert found == wanted
+    files, wanted = ({path.relative_to(folder) for path in folder.rglob("*")} for folder in (out, source))
+    assert files == wanted
     typed("export", source / "drafters", "--out", tmp_path / "x").refuses("drafters")
     typed("export", "metaworld-draft", "--device", "--out", tmp_path / "x").refuses("--device")
     assert [path.name for path in tmp_path.iterdir()] == ["deployed"]
@@ -75,9 +75,9 @@ def test_a_copy_for_a_device(
     assert typed("export", whole, "--device", "--out", out).status == 0
     left_out = {path.name for path in whole.iterdir()} - {path.name for path in out.iterdir()}
     assert {Path(name).stem for name in left_out} == {left} and f"{left}.onnx" in left_out
-    found = typed("doctor", out, "--json").summary
-    assert found["fingerprint"] == typed("doctor", whole, "--json").summary["fingerprint"]
-    assert found["draft_ms"] > 0.0 and "target_ms" not in found
+    report = typed("doctor", out, "--json").summary
+    assert report["fingerprint"] == typed("doctor", whole, "--json").summary["fingerprint"]
+    assert report["draft_ms"] > 0.0 and "target_ms" not in report
     typed("serve", "--bundle", out).refuses(left)
     typed("eval", out, "--methods", method, "--episodes", "1", "--out", tmp_path / "run").refuses(left)
 

@@ -30,21 +30,21 @@ def test_everything_that_has_a_name_is_listed_with_a_line(environment: dict[str,
     )
     done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, env=environment, timeout=600)
     told, imported = done.stdout.strip().rsplit("\n", 1)
-    found = json.loads(told)
-    assert imported == "[]" and tuple(found) == get_args(Kind)
-    assert {"ball", "ball-chase-flow"} <= named_bundles().keys() <= found["bundles"].keys()
-    assert found["methods"].keys() | found["decodings"].keys() == METHODS.keys() | COMPOSITIONS.keys()
+    listing = json.loads(told)
+    assert imported == "[]" and tuple(listing) == get_args(Kind)
+    assert {"ball", "ball-chase-flow"} <= named_bundles().keys() <= listing["bundles"].keys()
+    assert listing["methods"].keys() | listing["decodings"].keys() == METHODS.keys() | COMPOSITIONS.keys()
     for kind, names in {"gates": GATES, "environments": [*TASKS, "libero-SUITE"], "links": LINKS}.items():
-        assert found[kind].keys() == set(names)
-    assert set(found["families"]) == {"codes", "tokens", "chunks"}
-    assert any(name.endswith("ball.toml") for name in found["recipes"])
-    for names in found.values():
+        assert listing[kind].keys() == set(names)
+    assert set(listing["families"]) == {"codes", "tokens", "chunks"}
+    assert any(name.endswith("ball.toml") for name in listing["recipes"])
+    for names in listing.values():
         lines = [*names.values()]
         assert all(len(name) <= 21 or "/" in name for name in names) and all(len(line) > 8 for line in lines)
         assert not [line for line in lines if "`" in line or line.endswith("et al")]
     # Names that share a file or a class do not share a line.
     for kind, pairs in {"environments": ("ball", "ball-chase"), "gates": ("learned", "learned_action")}.items():
-        assert found[kind][pairs[0]] != found[kind][pairs[1]]
+        assert listing[kind][pairs[0]] != listing[kind][pairs[1]]
 
 
 def test_some_lists_and_bundles_of_the_working_folder(
@@ -54,10 +54,10 @@ def test_some_lists_and_bundles_of_the_working_folder(
     shutil.copytree(tiny_bundle, tmp_path / "runs" / "mine" / "bundles" / "tiny")
     (tmp_path / "evaluated").mkdir()
     (tmp_path / "evaluated" / "manifest.json").write_text('{"evaluation": {}}')
-    found = typed("list", "bundles", "links", "--json").summary
-    assert set(found) == {"bundles", "links"}
-    assert found["bundles"]["runs/mine/bundles/tiny"] == "a pair of draft and target, environment ball"
-    assert "evaluated" not in found["bundles"]
+    listing = typed("list", "bundles", "links", "--json").summary
+    assert set(listing) == {"bundles", "links"}
+    assert listing["bundles"]["runs/mine/bundles/tiny"] == "a pair of draft and target, environment ball"
+    assert "evaluated" not in listing["bundles"]
     printed = typed("list", "links").out.splitlines()
     assert printed[0] == "links" and len(printed) == 1 + len(LINKS)
 
@@ -90,8 +90,8 @@ def test_bash_completes_verbs_options_and_choices(
     done = subprocess.run(
         ["bash", "-c", script, tmp_path / "specact.bash", *words], text=True, capture_output=True, env=environment
     )
-    found = set(done.stdout.split())
-    assert wanted <= found and not found & not_wanted, done.stderr
+    completions = set(done.stdout.split())
+    assert wanted <= completions and not completions & not_wanted, done.stderr
 
 
 def test_zsh_has_a_script_as_well(typed: Typed) -> None:

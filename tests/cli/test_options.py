@@ -36,12 +36,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_verb_takes_its_options_from_a_file_and_what_is_typed_goes_first(file: Path) -> None:
-    found = parse(["run", "--config", str(file)])
+    options = parse(["run", "--config", str(file)])
     typed = "--server ws://127.0.0.1:8601 --deadline-ms 250 --rate 0.4 --live --stop-action 0.0 -0.5 --record run.mcap"
-    assert found == parse(["run", "pusht", "--config", str(file), *typed.split()])
-    other = parse(["run", f"--config={file}", "ball", "--rate", "0.2", "--stop_action", "1", "1"])
-    assert (other.pair, other.rate, other.session.fallback.stop_action) == ("ball", 0.2, (1.0, 1.0))
-    assert other.server == found.server and other.session.tuning.live
+    assert options == parse(["run", "pusht", "--config", str(file), *typed.split()])
+    override = parse(["run", f"--config={file}", "ball", "--rate", "0.2", "--stop_action", "1", "1"])
+    assert (override.pair, override.rate, override.session.fallback.stop_action) == ("ball", 0.2, (1.0, 1.0))
+    assert override.server == options.server and override.session.tuning.live
     # A pair may be typed anywhere; the values of options are none.
     words = ["--episodes", "2", "--live", "ball", f"--config={file}"]
     assert (parse(["run", *words]).pair, parse(["run", *words[:2], *words[-1:]]).pair) == ("ball", "pusht")
@@ -59,8 +59,8 @@ def test_a_pair_that_is_typed_behind_a_list_is_not_lost(file: Path) -> None:
 
 def test_a_verb_of_two_words_takes_them_too(file: Path) -> None:
     file.write_text('episodes = 2\n[offline]\npair = "pusht"\nrate = 0.4\ndata = "demos"')
-    found = parse(["offline", "calibrate", "--config", str(file), "--rate", "0.3"])
-    assert (found.pair, found.rate, str(found.demonstrations.data)) == ("pusht", 0.3, "demos")
+    options = parse(["offline", "calibrate", "--config", str(file), "--rate", "0.3"])
+    assert (options.pair, options.rate, str(options.demonstrations.data)) == ("pusht", 0.3, "demos")
     assert parse(["offline", "calibrate", "ball", f"--config={file}"]).pair == "ball"
     file.write_text("[offline]\nrat = 1")
     with pytest.raises(ConfigError, match=r"'rat'.*'rate'"):

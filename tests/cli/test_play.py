@@ -74,8 +74,8 @@ def test_a_robot_with_a_model_of_itself_rolls_forward_and_is_stopped_in_its_own_
     assert life.log[-1]["rolled"] > 0 and len(life.actions) > 10
     assert done.summary["stopped_by"] == "stop()"
     # Without a model it cannot.
-    other = life.run(*FLOW, "--robot", "toy:Wide", "--execution", "roll_forward")
-    assert other.status == 2 and "roll_forward" in other.remarks
+    refusal = life.run(*FLOW, "--robot", "toy:Wide", "--execution", "roll_forward")
+    assert refusal.status == 2 and "roll_forward" in refusal.remarks
 
 
 def test_a_robot_that_was_made_is_stopped_where_the_policy_does_not_fit_it(life: Life) -> None:

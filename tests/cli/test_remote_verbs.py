@@ -15,10 +15,10 @@ from specact.lab.rollout.processes import ServerProcess, linked, serving
 def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_server: ServerProcess) -> None:
     with linked(ball_server.port, "wifi-paper") as relay:
         words = ("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10")
-        found, printed = typed(*words, "--json").summary["server"], typed(*words)
-    assert found["bundle"] == "ball" and found["missed"] == 0
-    assert found["stages_ms"]["network"]["p50"] > 6.0
-    assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
+        report, printed = typed(*words, "--json").summary["server"], typed(*words)
+    assert report["bundle"] == "ball" and report["missed"] == 0
+    assert report["stages_ms"]["network"]["p50"] > 6.0
+    assert report["deadline_ms"] > report["stages_ms"]["total"]["p50"]
     assert printed.status == 0 and "advice: --deadline-ms" in printed.out
 
 
@@ -38,9 +38,9 @@ def test_doctor_advises_late_verdicts_where_a_verified_step_delays_the_loop(
 
 def test_doctor_measures_a_policy_alone_and_advises_an_overlap(typed: Typed) -> None:
     with serving("ball-chase-flow", "--steps", "2") as server:
-        found = typed("doctor", f"ws://127.0.0.1:{server.port}", "--requests", "5")
-    assert "advice: --execution aligned --execute-actions 16 --overlap-actions" in found.out
-    assert "ball-chase at pace 0.1: " in found.out and "synchronous" in found.out  # with the study's table
+        report = typed("doctor", f"ws://127.0.0.1:{server.port}", "--requests", "5")
+    assert "advice: --execution aligned --execute-actions 16 --overlap-actions" in report.out
+    assert "ball-chase at pace 0.1: " in report.out and "synchronous" in report.out  # with the study's table
 
 
 def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_p
     real = typed(*shared, "--out", tmp_path / "real", *timed).summary
     assert real["realtime"] and not virtual["realtime"]
     for name in ("hybrid", "adahi"):
-        one, other = real["methods"][name], virtual["methods"][name]
-        assert one["missed"] == 0.0
+        row, reference = real["methods"][name], virtual["methods"][name]
+        assert row["missed"] == 0.0
         for key in ("success", "control_steps", "sent", "gated_loss"):
-            assert one[key] == pytest.approx(other[key])
+            assert row[key] == pytest.approx(reference[key])
         # On a busy machine loopback can be so fast that all of it falls into one stage.
-        assert sum(one["latency"][f"{stage}_ms"] for stage in ("encode", "network", "queue", "target")) > 0.0
+        assert sum(row["latency"][f"{stage}_ms"] for stage in ("encode", "network", "queue", "target")) > 0.0

@@ -95,10 +95,10 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(life: Lif
     summary = life.run(*shared, "--hold", "0.35", "--audit-rate", "0.3", "--seconds", "2").summary
     assert summary["held_rate"] == 0.35
     assert abs(summary["sent"] - 0.35) * summary["inferences"] <= 101.0
-    found = summary["true_skip"]
-    assert found["audits"] > 0 and found["missed"] == 0
-    assert 0.0 <= found["low"] <= found["mean"] <= found["high"] <= 1.0
-    assert found["expected"] is None and found["alarm"] is None
+    audit = summary["true_skip"]
+    assert audit["audits"] > 0 and audit["missed"] == 0
+    assert 0.0 <= audit["low"] <= audit["mean"] <= audit["high"] <= 1.0
+    assert audit["expected"] is None and audit["alarm"] is None
     # Observations of pure noise are not what the gate was calibrated on, and at the calibrated rate that is said. The
     # alarm needs some thousand steps, for which a machine with other work takes longer.
     for seconds in ("5", "20", "60"):

@@ -14,8 +14,8 @@ ASKED = ("--gate", "always", "--deadline-ms", "5000", "--episodes", "1", "--json
 
 @pytest.fixture
 def stages(typed: Typed, tmp_path: Path) -> Path:
-    found = typed("split", "ball", "--out", tmp_path / "stages", "--json").summary
-    assert found["stages"] == 8 and found["activations"] == 6 * [[2, 128]] + [[1, 128]]
+    report = typed("split", "ball", "--out", tmp_path / "stages", "--json").summary
+    assert report["stages"] == 8 and report["activations"] == 6 * [[2, 128]] + [[1, 128]]
     return tmp_path / "stages"
 
 

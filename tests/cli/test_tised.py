@@ -23,10 +23,10 @@ def test_a_sweep_is_analysed_and_one_lever_explained(typed: Typed, tmp_path: Pat
     assert analysed.status == 0, analysed.remarks
     for part in ("naive on ball at pace 0, idle hold", "late on ball at pace 0.02, idle neutral", "for a rate of 0.5;"):
         assert part in " ".join(analysed.out.split()), part
-    found = json.loads((out / "analysis.json").read_text())
-    assert len(found["cells"]) == 2 * 2 * 2 * 5
-    assert {row["n"] for row in found["cells"]} == {3}
-    assert [(row["rate"], row["episodes"]) for row in found["calibrations"]] == [(0.5, 2)] * (2 * 2 * 2)
+    analysis = json.loads((out / "analysis.json").read_text())
+    assert len(analysis["cells"]) == 2 * 2 * 2 * 5
+    assert {row["n"] for row in analysis["cells"]} == {3}
+    assert [(row["rate"], row["episodes"]) for row in analysis["calibrations"]] == [(0.5, 2)] * (2 * 2 * 2)
     explained = typed("tised", "analyse", out, "--lever", "naive")
     assert explained.status == 0 and explained.out.count("at 2 against 0") == 2 * 2 * 2
     assert "late on ball" not in explained.out

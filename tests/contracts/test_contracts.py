@@ -298,13 +298,13 @@ def with_parts(**parts: Any) -> Any:
 
 
 def proposing(change: Callable[[Proposal], Proposal]) -> Any:
-    own = my_family.Drafter.propose
-    return with_parts(drafter=subclass(my_family.Drafter, propose=lambda self, *given: change(own(self, *given))))
+    original = my_family.Drafter.propose
+    return with_parts(drafter=subclass(my_family.Drafter, propose=lambda self, *given: change(original(self, *given))))
 
 
 def answering(change: Callable[[list[Any]], Any]) -> Any:
-    own = my_family.AdviceExchange.answer
-    members = {"answer": lambda self, *given: change(own(self, *given))}
+    original = my_family.AdviceExchange.answer
+    members = {"answer": lambda self, *given: change(original(self, *given))}
     return with_parts(exchange=subclass(my_family.AdviceExchange, **members)())
 
 
@@ -332,9 +332,9 @@ NOISE = np.random.default_rng(0)
         (proposing(lambda made: replace(made, actions=made.actions + np.float32(NOISE.normal()))), "same proposal"),
         (proposing(lambda made: replace(made, actions=np.zeros((3, 2), np.float32))), "proposal.*at least 4"),
         (proposing(lambda made: replace(made, window=Window(dict(made.window.arrays)))), "carry the window"),
-        (answering(lambda answers: [{**each, "actions": -each["actions"]} for each in answers]), "target in this"),
+        (answering(lambda answers: [{**reply, "actions": -reply["actions"]} for reply in answers]), "target in this"),
         (answering(lambda answers: answers[::-1]), "its batch"),
-        (answering(lambda answers: [{**each, "actions": each["actions"].astype(np.float64)} for each in answers]),
+        (answering(lambda answers: [{**reply, "actions": reply["actions"].astype(np.float64)} for reply in answers]),
          "contract"),
         (judging(lambda outcome: {"kept": 1.5}), "kept"),
         (judging(lambda outcome: {"actions": outcome.actions[:2], "origins": outcome.origins[:2]}), "at least 4"),

@@ -101,16 +101,16 @@ def test_reset_forgets_the_episode(overlap: Literal["drop", "average"]) -> None:
     used.next()  # in the middle of a chunk
     used.reset()
     source = chunks(6, 4, seed=1)
-    for mine, other in zip(play(used, source, 2), play(fresh, source, 2), strict=True):
-        np.testing.assert_array_equal(mine[1], other[1])
+    for mine, expected in zip(play(used, source, 2), play(fresh, source, 2), strict=True):
+        np.testing.assert_array_equal(mine[1], expected[1])
 
 
 def test_a_shorter_chunk_is_played_to_its_end() -> None:
     player = ChunkPlayer(4, "drop")
     drafted, executed = chunks(6, 1, seed=0)[0]
     player.put(drafted, executed[:2])
-    found = [player.next()[1], player.next()[1]]
-    np.testing.assert_array_equal(np.stack(found), executed[:2])
+    actions = [player.next()[1], player.next()[1]]
+    np.testing.assert_array_equal(np.stack(actions), executed[:2])
     assert player.empty
     player.put(drafted, executed)
     player.next()
@@ -137,20 +137,20 @@ class Scripted:
     """A verifier whose answer is there once the test says so; it knows what it was asked, and whether it was read."""
 
     leaves: bool = True
-    there: bool = False
+    ready: bool = False
     calls: list[StepAddress] = field(default_factory=list)
     read: int = 0
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         self.calls.append(address)
-        return Pending(self._result, lambda: self.there, self.leaves)
+        return Pending(self._result, lambda: self.ready, self.leaves)
 
     def _result(self) -> Outcome | Miss:
         self.read += 1
         return OUTCOME if self.leaves else UNSENT
 
 
-def asked(max_age_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, Scripted]:
+def late_verdicts(max_age_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, Scripted]:
     """Late verdicts with one under way."""
     verdicts, verifier = LateVerdicts(max_age_s), Scripted()
     assert verdicts.free
@@ -173,38 +173,38 @@ def test_verdicts_that_could_never_be_used_are_refused(max_age_s: float) -> None
 
 
 def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
-    verdicts, verifier = asked()
+    verdicts, verifier = late_verdicts()
     assert verifier.calls == [HERE]
     assert verdicts.arrived(9.0, HERE) is None and not verdicts.free and verifier.read == 0
-    verifier.there = True
+    verifier.ready = True
     assert verdicts.arrived(9.0, HERE) == (OUTCOME, True)
     assert verdicts.free and verdicts.arrived(9.0, HERE) is None and verifier.read == 1
 
 
 @pytest.mark.parametrize(("now", "used"), [(1.0, True), (1.5, True), (math.nextafter(1.5, 2.0), False), (9.0, False)])
 def test_it_is_of_use_until_its_observation_is_older_than_that(now: float, used: bool) -> None:
-    verdicts, verifier = asked(max_age_s=0.5, seen_s=1.0)
-    verifier.there = True
+    verdicts, verifier = late_verdicts(max_age_s=0.5, seen_s=1.0)
+    verifier.ready = True
     assert verdicts.arrived(now, HERE) == (OUTCOME, used)
     assert verifier.read == 1 and verdicts.free
 
 
 @pytest.mark.parametrize("wanted", [None, *(HERE._replace(**{name: 9}) for name in StepAddress._fields)])
 def test_it_is_of_use_for_its_own_step_alone(wanted: StepAddress | None) -> None:
-    verdicts, verifier = asked()
-    verifier.there = True
+    verdicts, verifier = late_verdicts()
+    verifier.ready = True
     assert verdicts.arrived(1.0, wanted) == (OUTCOME, False)
     assert verifier.read == 1 and verdicts.free
 
 
 def test_an_episode_does_not_hear_of_the_one_before() -> None:
-    verdicts, verifier = asked()
+    verdicts, verifier = late_verdicts()
     verdicts.reset()
-    verifier.there = True
+    verifier.ready = True
     assert verdicts.free and verdicts.arrived(1.0, HERE) is None and verifier.read == 0
 
 
 def test_a_request_that_cannot_leave_is_a_miss_at_once() -> None:
-    verdicts, verifier = LateVerdicts(1.0), Scripted(leaves=False, there=True)
+    verdicts, verifier = LateVerdicts(1.0), Scripted(leaves=False, ready=True)
     assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0).result() is UNSENT
     assert verifier.calls == [HERE] and verdicts.free and verdicts.arrived(0.0, HERE) is None

@@ -19,12 +19,12 @@ def played(*actions: tuple[float, bool]) -> Seams:
 
 def test_steps_and_jerk_at_seams_and_elsewhere() -> None:
     """By hand, of 0 1 2 | 5 6 7 | 7: steps of 1 within chunks, and of 3 and 0 at seams."""
-    found = played((0, True), (1, False), (2, False), (5, True), (6, False), (7, False), (7, True))
-    assert found.largest_step == {True: 3.0, False: 1.0}
+    seams = played((0, True), (1, False), (2, False), (5, True), (6, False), (7, False), (7, True))
+    assert seams.largest_step == {True: 3.0, False: 1.0}
     # Centred on the rows 2 (within), 3 (the seam), 4 and 5 (within): 2, 4, 2 and 1 in size.
-    assert found.jerk[True] == pytest.approx(4.0 / PERIOD_S**3)
-    assert found.jerk[False] == pytest.approx((2.0 + 2.0 + 1.0) / 3 / PERIOD_S**3)
-    assert found.summary() == {
+    assert seams.jerk[True] == pytest.approx(4.0 / PERIOD_S**3)
+    assert seams.jerk[False] == pytest.approx((2.0 + 2.0 + 1.0) / 3 / PERIOD_S**3)
+    assert seams.summary() == {
         "largest_step": 3.0, "largest_step_within": 1.0, "jerk": 32.0, "jerk_within": pytest.approx(40.0 / 3),
     }  # fmt: skip
 

@@ -46,10 +46,10 @@ def episodes(
     Episode k is as hard for all settings. The world is static at pace 0, if nothing else is said.
     """
     hard = np.random.default_rng(seed).random((2, count))
-    own = np.random.default_rng([seed, int(1000 * strength), int(kappa), int(1000 * pace), overlap])
+    rng = np.random.default_rng([seed, int(1000 * strength), int(kappa), int(1000 * pace), overlap])
     age = float(age_s(each_s, ACTION_S, overlap=overlap))
     success = hard[0] < expit(odds - response * pace * age)
-    n = np.maximum(1, np.rint(chunks * (0.7 + 0.6 * hard[1]) * own.normal(1.0, 0.05, count)))
+    n = np.maximum(1, np.rint(chunks * (0.7 + 0.6 * hard[1]) * rng.normal(1.0, 0.05, count)))
     task_s = exact_task_s(n, each_s, ACTION_S, EXECUTE, overlap=overlap)
     success &= task_s <= LIMIT_S
     n = np.where(success, n, np.ceil(LIMIT_S / chunk_s(each_s, ACTION_S, EXECUTE, overlap=overlap)))
@@ -68,8 +68,8 @@ def episodes(
         "task_s": np.where(success, task_s, LIMIT_S),
         "chunks": n.astype(np.int64),
         "stall_s": each_s + (n - 1) * stall_s(each_s, ACTION_S, overlap=overlap),
-        "jerk": own.gamma(4.0, 0.5, count) * (1.0 + 1.0 / strength if lever == "steps" else 1.0 + 0.1 * strength),
-        "path": own.gamma(9.0, 0.2, count),
+        "jerk": rng.gamma(4.0, 0.5, count) * (1.0 + 1.0 / strength if lever == "steps" else 1.0 + 0.1 * strength),
+        "path": rng.gamma(9.0, 0.2, count),
     }
 
 

@@ -12,14 +12,14 @@ from experiments.grid import Experiment, Run
 
 def test_the_two_families_share_no_contrast_and_leave_none_out() -> None:
     study = tables.study_of(Experiment.load("adahi").stored())
-    own, gates = (tables.contrasts_of(study, gates=gates) for gates in (False, True))
-    keys = [(row["on"], row["measure"], row["first"], row["second"]) for row in (*own, *gates)]
+    methods, gates = (tables.contrasts_of(study, gates=gates) for gates in (False, True))
+    keys = [(row["on"], row["measure"], row["first"], row["second"]) for row in (*methods, *gates)]
     assert len(keys) == len(set(keys)) == sum(
         len(summary["contrasts"]) * len(tables.measures_of(summary))
         for summary in study.values() if not summary["realtime"]
     )  # fmt: skip
-    assert ("relocate, rate 0.6", "score", "adahi", "random") in keys[: len(own)]
-    assert ("relocate, rate 0.6", "score", "learned", "head_draft") in keys[len(own) :]
+    assert ("relocate, rate 0.6", "score", "adahi", "random") in keys[: len(methods)]
+    assert ("relocate, rate 0.6", "score", "learned", "head_draft") in keys[len(methods) :]
 
 
 def test_where_a_method_is_better_is_said_in_words() -> None:
@@ -45,5 +45,5 @@ def test_a_threshold_beyond_all_scores_has_its_rate_and_a_fit_that_falls_has_non
         assert row["rate"] == known[row["outcome"]] if row["outcome"] in known else 0.0 <= row["rate"] <= 1.0
         assert (row["outcome"] == "undefined") == (row.get("slope", 1.0) <= 0.0)
     (row,) = spread({"ball": rows})
-    assert row["undefined"] == sum(of["rate"] is None for of in rows) and row["of"] == 30
+    assert row["undefined"] == sum(threshold["rate"] is None for threshold in rows) and row["of"] == 30
     assert 0.0 < row["fitted"]["low"] <= row["fitted"]["high"] < 1.0

@@ -18,9 +18,9 @@ from specact.lab.train.recipe import load_recipe
 N = 60
 
 
-def way(method: str, asked: float, cost: float, lost: int, draft: str = "draft") -> Way:
+def way(method: str, rate: float, cost: float, lost: int, draft: str = "draft") -> Way:
     """A way that loses the first of N episodes at each of three training seeds."""
-    return Way(draft, method, asked, asked, cost, {seed: {str(k): k >= lost for k in range(N)} for seed in range(3)})
+    return Way(draft, method, rate, rate, cost, {seed: {str(k): k >= lost for k in range(N)} for seed in range(3)})
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +29,22 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]
     run = Run(tmp_path_factory.mktemp("budget"), quick=True, pool=Pool(1))
     draft = Draft("ball", 1, 1, False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget, "load_recipe", lambda *of: structs.replace(load_recipe(*of), generate_episodes=20))
+        patch.setattr(budget, "load_recipe", lambda *names: structs.replace(load_recipe(*names), generate_episodes=20))
         return run, finish(draft, run.out / draft.cell, run)
 
 
 @pytest.mark.nightly  # trains
 def test_every_method_of_a_cell_is_in_the_results(cell: tuple[Run, dict[str, Any]]) -> None:
-    run, found = cell
-    asked: dict[str, set[float]] = {}
-    for row in found["rows"]:
-        asked.setdefault(row["method"], set()).add(row["asked"])
+    run, results = cell
+    rates: dict[str, set[float]] = {}
+    for row in results["rows"]:
+        rates.setdefault(row["method"], set()).add(row["asked"])
         assert len(row["seeds"]["1"]["successes"]) == 2
         assert row["draft"] == ("" if row["method"].startswith("target") else "draft x1")
-    assert asked == {
+    assert rates == {
         "draft": {0.0}, "head_draft": {0.0}, "hybrid": {1.0}, "target": {1.0}, "target_on_device": {0.0},
     } | {name: {0.2, 0.4, 0.6} for name in ("random_learned", "adahi", "uncertainty", "learned")}  # fmt: skip
-    counts = found["parameters"]["ball"]["draft x1"]
+    counts = results["parameters"]["ball"]["draft x1"]
     assert counts["draft"] < counts["head"] < counts["target"]
     # Calibrations have other episodes than the evaluations, which are seeded beside them.
     manifest = json.loads(next((run.out / "ball/seed-1/ball-one").glob("ends/manifest.json")).read_text())
@@ -53,8 +53,8 @@ def test_every_method_of_a_cell_is_in_the_results(cell: tuple[Run, dict[str, Any
 
 @pytest.mark.nightly
 def test_a_cell_is_added_to_those_of_other_seeds(cell: tuple[Run, dict[str, Any]]) -> None:
-    other = cell[1] | {"rows": [row | {"seeds": {"9": row["seeds"]["1"]}} for row in cell[1]["rows"]]}
-    both = gathered([other, cell[1]], {})
+    result = cell[1] | {"rows": [row | {"seeds": {"9": row["seeds"]["1"]}} for row in cell[1]["rows"]]}
+    both = gathered([result, cell[1]], {})
     assert len(both["rows"]) == len(cell[1]["rows"]) and {*both["rows"][0]["seeds"]} == {"1", "9"}
 
 
@@ -74,9 +74,9 @@ def test_the_advice_names_every_change_and_the_package_ships_it() -> None:
 
 
 def test_a_study_is_compared_at_the_seeds_that_all_ways_have() -> None:
-    def row(method: str, asked: float, **seeds: str) -> dict[str, object]:
-        of = {seed[1:]: {"rate": asked, "successes": won} for seed, won in seeds.items()}
-        return {"task": "ball", "draft": "draft x1", "method": method, "asked": asked, "seeds": of}
+    def row(method: str, rate: float, **seeds: str) -> dict[str, object]:
+        outcomes = {seed[1:]: {"rate": rate, "successes": won} for seed, won in seeds.items()}
+        return {"task": "ball", "draft": "draft x1", "method": method, "asked": rate, "seeds": outcomes}
 
     times = {"ball": {"parts": {"1": {"draft": 1.0, "target": 4.0, "ask": 0.5}, "4": {}}}}
     rows = [row("draft", 0.0, s1="0011", s2="1111"), row("hybrid", 1.0, s1="1111")]

@@ -35,7 +35,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_every_method_has_its_bundle_and_the_goal_is_hidden_from_the_device_alone() -> None:
     names = [cell.name for cell in training_cells()]
     assert len(names) == len(set(names)) and {
-        f"correctors/{each.bundle}" for each in (*CORRECTED.values(), *PUSHED.values())
+        f"correctors/{cell.bundle}" for cell in (*CORRECTED.values(), *PUSHED.values())
     } <= {*names}
     for task, name, count in ((BALL, "ball", 8), (PUSHT, "agent", 2)):
         env = task.make(render_mode=None, pace=0.1)
@@ -51,9 +51,9 @@ def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path
     draft = replace(hidden, method="draft")
     trial = Trial(2, seed=1, out=tmp_path)
     first, shuffled = replace(hidden, method="first"), replace(hidden, method="shuffled")
-    cells = {f"correctors/{each.bundle}": each for each in (first, hidden, draft, shuffled)}
-    for name, each in cells.items():
-        made = corrected._train(each, tmp_path / name, Run(tmp_path))
+    cells = {f"correctors/{cell.bundle}": cell for cell in (first, hidden, draft, shuffled)}
+    for name, cell in cells.items():
+        made = corrected._train(cell, tmp_path / name, Run(tmp_path))
         assert len(made["bound"]) == 16
     episode = hidden.run(trial)
     steps = round(episode.task_s * BALL.rate_hz)

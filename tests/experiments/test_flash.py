@@ -30,7 +30,7 @@ def metrics(full: float, failed: float, sent: float = 1.0, actions: float = 4.0)
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "wanted"),
+    ("name", "shares", "wanted"),
     [
         ("full", metrics(1.0, 0.0), 10.0 / 4),
         # A fifth of the rounds full at once, a tenth failed, the rest accepted.
@@ -43,45 +43,45 @@ def metrics(full: float, failed: float, sent: float = 1.0, actions: float = 4.0)
         ("unchecked", metrics(0.3, 0.0, 0.3), (0.25 + 0.3 * 10.0) / 4),
     ],
 )
-def test_every_round_is_charged_and_failed_ones_in_full(name: str, found: dict[str, float], wanted: float) -> None:
+def test_every_round_is_charged_and_failed_ones_in_full(name: str, shares: dict[str, float], wanted: float) -> None:
     rounds = METHODS[name].composition
     assert isinstance(rounds, Rounds)
-    assert cost_of(rounds, found, COSTS) == pytest.approx(wanted)
+    assert cost_of(rounds, shares, COSTS) == pytest.approx(wanted)
 
 
 def verdicts(kind: type[FlashVerifier], requests: list[RoundRequest]) -> tuple[list[Any], list[Any]]:
     """The rounds of one robot of PushT's flow: its own, and those that a control executes."""
     pair = load_pair("pusht-flow")
     control = pair.composed(rounds=controlled(kind, METHODS["flash"].composition, ""))  # type: ignore[arg-type]
-    verifier, rng, own, used = control.verifier(LocalTarget(pair.target())), np.random.default_rng(0), [], []
+    verifier, rng, answers, used = control.verifier(LocalTarget(pair.target())), np.random.default_rng(0), [], []
     for step, request in enumerate(requests):
         window = Window({"state": rng.uniform(-1, 1, (2, 26)).astype(np.float32)})
         address = StepAddress(1, 0, 0, step)
-        own.append([pair.target().answer(window, address).round(one) for one in (
+        answers.append([pair.target().answer(window, address).round(variant) for variant in (
             request, replace(request, check=Check(within=1e9, guarded=False)), replace(request, full=True)
         )])  # fmt: skip
         outcome = verifier.submit(Proposal(window, np.zeros((1, 2), np.float32), request), address).result()
         assert isinstance(outcome, Outcome)
         used.append(outcome.evidence)
-    return own, used
+    return answers, used
 
 
 def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot() -> None:
-    own, used = verdicts(ShuffledVerifier, 30 * [RoundRequest(False, check=Check((0.8, 0.4), 1.0))])
-    lengths = [real.accepted for real, _, _ in own]
-    for number, (found, (real, whole, full)) in enumerate(zip(used, own, strict=True)):
+    answers, used = verdicts(ShuffledVerifier, 30 * [RoundRequest(False, check=Check((0.8, 0.4), 1.0))])
+    lengths = [real.accepted for real, _, _ in answers]
+    for number, (evidence, (real, whole, full)) in enumerate(zip(used, answers, strict=True)):
         # What is executed is drafted or the target's own, as the drawn verdict says, whatever this round's own was.
-        assert found.checked and found.accepted in lengths[: number + 1]
-        np.testing.assert_array_equal(found.deviation, real.deviation)
-        np.testing.assert_array_equal(found.chunk, whole.chunk if found.accepted else full.chunk)
-    assert len(set(lengths)) > 1 and [found.accepted for found in used] != lengths
+        assert evidence.checked and evidence.accepted in lengths[: number + 1]
+        np.testing.assert_array_equal(evidence.deviation, real.deviation)
+        np.testing.assert_array_equal(evidence.chunk, whole.chunk if evidence.accepted else full.chunk)
+    assert len(set(lengths)) > 1 and [evidence.accepted for evidence in used] != lengths
 
 
 def test_a_stale_check_reads_the_cache_of_the_last_full_round() -> None:
     accepting, failing = (RoundRequest(False, check=Check((1.0,), within)) for within in (100.0, 0.0))
-    own, used = verdicts(StaleVerifier, [RoundRequest(True), accepting, failing, accepting])
-    assert [found.full for found in used] == [True, False, True, False]
+    answers, used = verdicts(StaleVerifier, [RoundRequest(True), accepting, failing, accepting])
+    assert [evidence.full for evidence in used] == [True, False, True, False]
     for number in (0, 2):
-        np.testing.assert_array_equal(used[number].chunk, own[number][2].chunk)
+        np.testing.assert_array_equal(used[number].chunk, answers[number][2].chunk)
     for number in (1, 2, 3):
-        assert np.abs(used[number].deviation - own[number][0].deviation).max() > 1e-3
+        assert np.abs(used[number].deviation - answers[number][0].deviation).max() > 1e-3

@@ -72,8 +72,8 @@ def test_robots_of_a_fleet_ask_their_server(discipline: str) -> None:
         control_step([robot], family)
         robot.policy.clock.sleep(1.0 / family.pair.rate_hz)
     assert shared.sent and all(request.replied <= request.due for request in shared.sent[:-1])
-    found = summary(np.ones((1, 1)), shared.sent[:1], 1)
-    assert found["served"] == found["in_time"] == 1.0 and found["queue_p99_ms"] == pytest.approx(0.0, abs=20.0)
+    figures = summary(np.ones((1, 1)), shared.sent[:1], 1)
+    assert figures["served"] == figures["in_time"] == 1.0 and figures["queue_p99_ms"] == pytest.approx(0.0, abs=20.0)
     # Of twelve periods one that waits acts in fewer.
     assert robot.policy.counts["steps"] == (2 if discipline == "always" else 3)
 
@@ -81,5 +81,5 @@ def test_robots_of_a_fleet_ask_their_server(discipline: str) -> None:
 def test_the_worst_tenth_is_of_robots() -> None:
     won = np.ones((20, 4))
     won[3] = 0.0
-    found = success_of(won)
-    assert (found["success"]["mean"], found["worst"]["mean"]) == (0.95, 0.5)
+    shares = success_of(won)
+    assert (shares["success"]["mean"], shares["worst"]["mean"]) == (0.95, 0.5)

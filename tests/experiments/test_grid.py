@@ -34,18 +34,18 @@ def test_a_stopped_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
     failing, ran = counting(tmp_path / "results", fails="group/c")
     with pytest.raises(InterruptedError):
         failing.run(Run(tmp_path / "out"))
-    experiment, again = counting(tmp_path / "results")
+    experiment, rest = counting(tmp_path / "results")
     assert experiment.run(Run(tmp_path / "out")) == ["a", "group/b", "group/c"]
-    assert (ran, again) == (["a", "group/b"], ["group/c"])
+    assert (ran, rest) == (["a", "group/b"], ["group/c"])
     assert json.loads((tmp_path / "out" / "group" / "c" / CELL).read_text()) == {"seed": 1}
 
 
-@pytest.mark.parametrize("other", [{"seed": 2}, {"quick": True}])
-def test_a_folder_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"seed": 2}, {"quick": True}])
+def test_a_folder_of_another_run_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     experiment, ran = counting(tmp_path / "results")
     experiment.run(Run(tmp_path / "out"))
     with pytest.raises(ConfigError, match=str(tmp_path / "out")):
-        experiment.run(Run(tmp_path / "out", **other))
+        experiment.run(Run(tmp_path / "out", **changes))
     assert len(ran) == 3
 
 

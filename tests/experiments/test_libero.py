@@ -39,7 +39,7 @@ def test_there_is_a_row_for_every_cell_that_is_there_and_one_family() -> None:
 
 def test_further_episodes_are_added_and_what_no_rate_changes_is_one_row() -> None:
     won = {"draft": [0, 0], "random": [1, 0], "adahi": [0, 1]}
-    gates = {name: {**CELL, "won": of, "steps": [80, 80]} for name, of in won.items()}
+    gates = {name: {**CELL, "won": outcomes, "steps": [80, 80]} for name, outcomes in won.items()}
     more = {"random": {**CELL, "won": [1, 1], "steps": [80, 240], "inferences": 120, "sent": 0.2}}
     flow = {"gates-0.4": gates, "gates-0.4-more": more, "gates-0.2": gates}
     rows = {row["name"]: row for row in rows_of({"libero-spatial-flow": flow})}
@@ -50,7 +50,7 @@ def test_further_episodes_are_added_and_what_no_rate_changes_is_one_row() -> Non
 
 
 def test_where_a_draft_is_stuck_are_late_inferences_of_lost_episodes() -> None:
-    episode, step = (of.ravel() for of in np.indices((3, 12)))
+    episode, step = (grid.ravel() for grid in np.indices((3, 12)))
     asks = (episode == 0) & (step < 9) | (episode == 1)
     steps = {"episode": episode + 100, "step": step, "transmitted": asks}
     assert stuck(steps, np.array([0.0, 1.0, 0.0])) == 1 / 8, "one of the last four of two episodes"
@@ -89,10 +89,10 @@ def test_fewer_steps_need_more_chunks_and_task_time_counts_both() -> None:
         {"policy": "p", "name": name, "episodes": 4, "won": np.ones(4), "steps": np.array(steps, float)}
         for name, steps in (("full", [160] * 4), ("full_1", [320] * 4))
     ]
-    found = {(row["hardware"], row["steps"]): row for row in task_times(rows)}
-    ten, one = found["RTX 4070", 10], found["RTX 4070", 1]
+    times = {(row["hardware"], row["steps"]): row for row in task_times(rows)}
+    ten, single = times["RTX 4070", 10], times["RTX 4070", 1]
     assert ten["task"]["mean"] == pytest.approx(10 * (0.158 + 10 * 0.0041) + 160 * 0.05)
-    assert one["chunk_s"] < ten["chunk_s"] and one["more"]["mean"] == 2.0 and one["over"]["mean"] > 1.5
+    assert single["chunk_s"] < ten["chunk_s"] and single["more"]["mean"] == 2.0 and single["over"]["mean"] > 1.5
 
 
 def test_perturbed_worlds_change_pictures_or_words_alone() -> None:
@@ -107,5 +107,5 @@ def test_perturbed_worlds_change_pictures_or_words_alone() -> None:
     assert np.ptp(plain["image.agentview"]) > 0 and np.ptp(blank["image.agentview"]) == 0
     assert blank["instruction"] == plain["instruction"] != shuffled["instruction"]
     np.testing.assert_array_equal(plain["image.agentview"], shuffled["image.agentview"])
-    for other in (blank, shuffled):
-        np.testing.assert_allclose(plain["state"], other["state"], atol=1e-6)
+    for observation in (blank, shuffled):
+        np.testing.assert_allclose(plain["state"], observation["state"], atol=1e-6)

@@ -25,17 +25,17 @@ def frame(steps: int, held: int, success: bool = False) -> Frame:
 def test_a_period_without_a_new_action_is_still() -> None:
     # The last two frames of the episode before are left out.
     frames = [frame(8, 1), frame(9, 2), frame(0, 0), frame(1, 0), frame(2, 1), frame(3, 2), frame(4, 2, success=True)]
-    found = summary_of(frames, {0: Origin.REPLACED, 3: Origin.DRAFTED})
-    assert (found["still"], found["whom"], found["success_s"]) == ("0110", "2--0", 0.4)
-    np.testing.assert_allclose(found["path"], [RAW] * 5)
+    summary = summary_of(frames, {0: Origin.REPLACED, 3: Origin.DRAFTED})
+    assert (summary["still"], summary["whom"], summary["success_s"]) == ("0110", "2--0", 0.4)
+    np.testing.assert_allclose(summary["path"], [RAW] * 5)
     assert pose_of({"state": observe(np.array(RAW))}) == RAW
 
 
 def test_stalls_are_counted_inside_and_outside_the_outage() -> None:
     still = "0" * 20 + "1" * 20 + "0" * 10 + "1" * 5 + "0" * 45
-    of = measures_of([{"still": still, "success": True, "success_s": 7.0}])
+    measures = measures_of([{"still": still, "success": True, "success_s": 7.0}])
     # The outage are periods 30 to 79.
-    assert of["down"] == [15 / 50] and of["rest"] == [10 / 50] and of["stall_s"] == [2.0]
+    assert measures["down"] == [15 / 50] and measures["rest"] == [10 / 50] and measures["stall_s"] == [2.0]
 
 
 def test_the_film_shows_every_period(tmp_path: Path) -> None:

@@ -98,3 +98,4 @@ def test_every_contrast_has_one_p() -> None:
                 key = (on, row["measure"], *sorted((row["first"], row["second"])))
                 assert key not in seen, f"{key} has a p in {file} and in {seen[key]}"
                 seen[key] = file
+    assert seen

@@ -60,11 +60,11 @@ def test_the_smallest_total_follows_the_link_and_an_oracle_is_no_worse_than_eith
     # Good for 3 s, then bad for 3 s, and so on; taken every 100 ms.
     link = link_of(tmp_path, (30 * [20.0] + 30 * [400.0]) * 4)
     timed = StudyLink(f"{link.link}+period=100", 0.0)
-    found = {method: np.array(run(method, timed, 110)["latency_ms"]) for method in ("device", "server", "smallest")}
+    latencies = {method: np.array(run(method, timed, 110)["latency_ms"]) for method in ("device", "server", "smallest")}
     oracle = np.array(run("smallest_oracle", timed, 110)["latency_ms"])
-    assert oracle.mean() < found["smallest"].mean() < min(found["device"].mean(), found["server"].mean())
+    assert oracle.mean() < latencies["smallest"].mean() < min(latencies["device"].mean(), latencies["server"].mean())
     # It knows the moment of asking, not that of the reply: a message that meets a change may take longer.
-    assert np.mean(oracle <= np.minimum(found["device"], 400.0) + 1e-6) > 0.9
+    assert np.mean(oracle <= np.minimum(latencies["device"], 400.0) + 1e-6) > 0.9
 
 
 def test_roboecc_s_rule_is_slower_than_the_smallest_total_where_the_largest_activation_is_a_bad_cut(
@@ -80,8 +80,8 @@ def test_roboecc_s_rule_is_slower_than_the_smallest_total_where_the_largest_acti
 def test_simulations_are_the_same_each_time_and_cover_every_method(tmp_path: Path) -> None:
     link = link_of(tmp_path, [40.0, 20.0, 400.0])
     for method in SIMULATED:
-        first, again = run(method, link), run(method, link)
-        assert first == again and len(first["latency_ms"]) == 100
+        first, repeat = run(method, link), run(method, link)
+        assert first == repeat and len(first["latency_ms"]) == 100
     assert isinstance(chooser_of("smallest", COSTS, np.ones(3), last_value, last_value, 1.0), SmallestTotal)
 
 
@@ -109,24 +109,24 @@ def test_over_sockets_methods_take_turns_on_equal_observations(tmp_path: Path) -
     save_forecast(train_forecast(np.linspace(1e5, 2e5, 200), epochs=1), tmp_path / "f.safetensors")
     gate, seen = gate_settings("adahi", pair), target_windows(pair, 5, seed=1)
     device = Device(staged, pair, link, tmp_path / "f.safetensors", costs, 1e-3, gate, seen, 1)
-    found = device.measure(("device", "server", "late"), stretch=2)
-    assert [len(cell["latency_ms"]) for cell in found.values()] == [5, 5, 5]
-    assert (found["device"]["cuts"], found["server"]["cuts"]) == ([0] * 5, [count] * 5)
+    cells = device.measure(("device", "server", "late"), stretch=2)
+    assert [len(cell["latency_ms"]) for cell in cells.values()] == [5, 5, 5]
+    assert (cells["device"]["cuts"], cells["server"]["cuts"]) == ([0] * 5, [count] * 5)
     # The device's stages take no less than they are said to, and the link no less than its recording says.
-    assert min(found["device"]["latency_ms"]) >= 20.0 * count and min(found["server"]["latency_ms"]) >= 20.0
+    assert min(cells["device"]["latency_ms"]) >= 20.0 * count and min(cells["server"]["latency_ms"]) >= 20.0
 
 
 def test_the_interval_of_a_mean_is_over_turns() -> None:
-    found = turns_interval([*[10.0] * STRETCH, *[30.0] * STRETCH])
-    assert found["mean"] == 20.0 and found["high"] - 20.0 == pytest.approx(12.706 * 10.0, rel=1e-3)
+    interval = turns_interval([*[10.0] * STRETCH, *[30.0] * STRETCH])
+    assert interval["mean"] == 20.0 and interval["high"] - 20.0 == pytest.approx(12.706 * 10.0, rel=1e-3)
 
 
 def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_learn(tmp_path: Path) -> None:
     # High and low in turn, which the last value always gets wrong.
     values = np.where(np.arange(700) % 2 == 0, 3e5, 1e5) + np.random.default_rng(0).normal(0.0, 1e3, 700)
     learned = train_forecast(values[:400], epochs=25)
-    found = forecast_errors(learned.forecast, values[:400], values[400:])
-    assert found["forecast_mae"] < 0.5 * found["last_mae"]
+    errors = forecast_errors(learned.forecast, values[:400], values[400:])
+    assert errors["forecast_mae"] < 0.5 * errors["last_mae"]
     assert learned.forecast(values[:19].tolist()) == values[18], "too little of the past is as the last value"
     save_forecast(learned, tmp_path / "made" / "f.safetensors")
     past = values[:30].tolist()
@@ -147,9 +147,9 @@ def test_recordings_that_are_missing_are_named(tmp_path: Path) -> None:
         file.write_text("5\n1000\n")
     (tmp_path / "telerobot_rtt").mkdir()
     (tmp_path / "telerobot_rtt" / "tyrell_roundtrip035.csv").write_text("20\n30\n")
-    found = study_links(tmp_path, tmp_path / "out")
-    assert list(found) == ["5g-like", "lte", "lte-driving", "wifi"]
-    lte = found["lte"]
+    links = study_links(tmp_path, tmp_path / "out")
+    assert list(links) == ["5g-like", "lte", "lte-driving", "wifi"]
+    lte = links["lte"]
     assert lte.seconds == 1.0 and lte.trained_s == 0.6 and "+start=0.6+delay=40" in lte.at(0.6)
     assert (tmp_path / "out" / "fast.up").read_bytes() == b"5\n" * 10 + b"1000\n" * 10
 
@@ -159,8 +159,8 @@ def test_a_series_is_what_exchanges_at_those_moments_take() -> None:
     np.testing.assert_allclose(series(link, 10_000, 2_000, 0.2, 3), 12_000 / (0.040 + 0.010 + 0.001))
     assert np.isfinite(measured(3000.0, 0.0))
     jitter = load_link("lte")
-    first, again = (series(jitter, 10_000, 2_000, 0.2, 50, seed=3) for _ in range(2))
-    np.testing.assert_array_equal(first, again)
+    first, repeat = (series(jitter, 10_000, 2_000, 0.2, 50, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first, repeat)
     assert (series(jitter, 10_000, 2_000, 0.2, 50, seed=4) != first).any()
 
 

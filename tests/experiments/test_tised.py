@@ -43,9 +43,9 @@ def analysis(sweep: Table) -> Any:
 
 
 def finding(analysis: Any, number: int, about: str) -> Finding:
-    found: Finding
-    (found,) = [row for row in analysis.findings if row.number == number and row.about == about]
-    return found
+    result: Finding
+    (result,) = [row for row in analysis.findings if row.number == number and row.about == about]
+    return result
 
 
 def four(success: list[bool], task_s: list[float], chunks: list[int], strength: float) -> Table:
@@ -90,10 +90,10 @@ def test_success_only_means_favour_a_setting_that_fails_where_tasks_are_long() -
     """One setting is slower by 1 s in every episode that both finish, and fails in the long half."""
     long = np.arange(100) % 2 == 0
     base = {"success": np.ones(100, bool), "task_s": np.where(long, 20.0, 10.0) + np.linspace(0, 1, 100)}
-    other = {"success": ~long, "task_s": np.where(long, 60.0, base["task_s"] + 1.0)}
+    slower = {"success": ~long, "task_s": np.where(long, 60.0, base["task_s"] + 1.0)}
     tables = [
-        episodes("steps", s, pace=0.0, hardware="h", kappa=1.0, chunks=9, odds=0, each_s=0.1, count=100) | own
-        for s, own in ((10.0, base), (5.0, other), (2.0, base))
+        episodes("steps", s, pace=0.0, hardware="h", kappa=1.0, chunks=9, odds=0, each_s=0.1, count=100) | outcomes
+        for s, outcomes in ((10.0, base), (5.0, slower), (2.0, base))
     ]
     curves = sort_curves(shuffled(join(tables)), BASELINES)
     worse, same = contrasts_of(curves)
@@ -137,10 +137,10 @@ def test_the_second_finding_needs_a_setting_that_is_worse_where_least_is_stale(c
             for strength, odds, each_s in ((10, 1.0, late_s), (1, cheap_odds, 0.1 * late_s))
         ]
     )
-    found = analyse(table, BASELINES)
-    (row,) = [row for row in found.contrasts if row.place.hardware == "slow"]
+    analysis = analyse(table, BASELINES)
+    (row,) = [row for row in analysis.contrasts if row.place.hardware == "slow"]
     assert row.success.difference.mean > 0.0 and row.success_p < 0.001
-    assert finding(found, 2, "steps on chase at pace 0.2, idle hold, slow").seen == seen
+    assert finding(analysis, 2, "steps on chase at pace 0.2, idle hold, slow").seen == seen
 
 
 def test_at_pace_0_a_task_is_static_only_where_its_world_stands_still() -> None:
@@ -155,18 +155,18 @@ def test_at_pace_0_a_task_is_static_only_where_its_world_stands_still() -> None:
             for s in (10, 1)
         ]
     )  # fmt: skip
-    found = analyse(table, BASELINES)
-    assert {(row.number, row.about) for row in found.findings} == {
+    analysis = analyse(table, BASELINES)
+    assert {(row.number, row.about) for row in analysis.findings} == {
         (1, "steps on ball at pace 0, idle hold, h"),
         (2, "steps on ball at pace 0, idle last, h"),
     }
-    assert [row.place.idle for row in found.contrasts] == ["hold", "last"]
+    assert [row.place.idle for row in analysis.contrasts] == ["hold", "last"]
 
 
 def test_one_correction_holds_for_every_contrast_of_a_sweep(analysis: Any) -> None:
     for corrected, raw in (("success_p", "success"), ("restricted_p", "restricted_s"), ("both_p", "both_s")):
-        found = [getattr(row, raw) for row in analysis.contrasts]
-        p = holm([one.p if one else 1.0 for one in found])
+        contrasts = [getattr(row, raw) for row in analysis.contrasts]
+        p = holm([contrast.p if contrast else 1.0 for contrast in contrasts])
         assert [getattr(row, corrected) for row in analysis.contrasts] == p
     assert len(analysis.contrasts) == 3 * 4 * 3 + 4 * 5
 
@@ -185,14 +185,14 @@ def test_methods_of_the_frontier_are_compared_pair_by_pair_over_each_link() -> N
         ("late", 0.6, 3.0), ("remote_async", 2.0, 0.0), ("chance", 1.0, 3.0), ("verification", 0.0, 1.0),
         ("verification", 1.0, 1.0),
     )  # fmt: skip
-    found = compare_methods(shuffled(join([table for setting in settings for table in ran(*setting, *links)])))
+    pairs = compare_methods(shuffled(join([table for setting in settings for table in ran(*setting, *links)])))
     # Four methods make six pairs; a strength of "chance" that is not the frontier's is none of them.
-    assert len(found) == 6 * 2 and {row["link"] for row in found} == set(links)
-    assert {row["success"]["test"] for row in found} == {"exact McNemar"} and {row["episodes"] for row in found} == {
+    assert len(pairs) == 6 * 2 and {row["link"] for row in pairs} == set(links)
+    assert {row["success"]["test"] for row in pairs} == {"exact McNemar"} and {row["episodes"] for row in pairs} == {
         200
     }
     for link in links:
-        at = {(row["first"], row["second"]): row for row in found if row["link"] == link}
+        at = {(row["first"], row["second"]): row for row in pairs if row["link"] == link}
         assert at["late adahi", "async target"]["success"]["p"] < 0.0001
         assert at["late adahi", "async target"]["success"]["difference"]["mean"] > 0.3
         assert at["hybrid", "draft"]["success"]["p"] == 1.0
@@ -222,11 +222,11 @@ def test_nothing_is_found_where_nothing_was_planted() -> None:
             for s in (10, 5, 2, 1)
         ]
     )
-    found = analyse(table, BASELINES)
-    assert [row.about for row in found.findings if row.seen] == []
+    analysis = analyse(table, BASELINES)
+    assert [row.about for row in analysis.findings if row.seen] == []
 
 
 def test_an_episode_that_occurs_twice_is_refused() -> None:
-    one = steps_sweep(paces=(0.0,), count=3)
+    sweep = steps_sweep(paces=(0.0,), count=3)
     with pytest.raises(DataError, match="episode 0 occurs twice at strength 10"):
-        analyse(join([one, one]), BASELINES)
+        analyse(join([sweep, sweep]), BASELINES)

@@ -73,12 +73,12 @@ def test_contrasts_are_of_the_outcomes_of_all_cells() -> None:
         return {"methods": {name: {"rate": sum(won)}}, "outcomes": {name: {"success": won, "score": won}}}
 
     cells = {"specvla": cell("specvla", 1, 0, 1, 1), "ar": cell("ar", 1, 1, 1, 1)}
-    found = joined(cells)
-    assert list(found["methods"]) == ["ar", "specvla"], "in the order of the page"
-    (row,) = found["contrasts"]
+    results = joined(cells)
+    assert list(results["methods"]) == ["ar", "specvla"], "in the order of the page"
+    (row,) = results["contrasts"]
     assert (row["first"], row["second"], row["success"]["difference"]) == ("specvla", "ar", -0.25)
-    again = joined(cells | {"ar": cell("ar", 0, 0, 0, 0)})
-    assert again["contrasts"][0]["success"]["difference"] == 0.75
+    rerun = joined(cells | {"ar": cell("ar", 0, 0, 0, 0)})
+    assert rerun["contrasts"][0]["success"]["difference"] == 0.75
 
 
 def steps(out: Path, method: str) -> dict[str, np.ndarray]:
@@ -94,12 +94,12 @@ def test_episodes_of_a_shard_are_those_of_shards_of_one(folder: Path, out: Path,
     evaluate(alone, tmp_path / "run", quiet, Pool(1))
     differing = 0
     for method in methods:
-        one, all_together = steps(tmp_path / "run", method), steps(out, method)
-        names = [name for name in one if not name.endswith("_s")]
-        assert {name.rsplit("_", 1)[-1] for name in one} >= {"step", "transmitted", "passes", "compensated", "s"}
+        single, all_together = steps(tmp_path / "run", method), steps(out, method)
+        names = [name for name in single if not name.endswith("_s")]
+        assert {name.rsplit("_", 1)[-1] for name in single} >= {"step", "transmitted", "passes", "compensated", "s"}
         for episode in range(EPISODES):
-            rows = [table["episode"] == episode for table in (one, all_together)]
-            pairs = [(one[name][rows[0]], all_together[name][rows[1]]) for name in names]
+            rows = [table["episode"] == episode for table in (single, all_together)]
+            pairs = [(single[name][rows[0]], all_together[name][rows[1]]) for name in names]
             differing += not all(
                 len(a) == len(b) and np.allclose(a, b, rtol=0.0, atol=1e-5, equal_nan=True) for a, b in pairs
             )
@@ -108,13 +108,13 @@ def test_episodes_of_a_shard_are_those_of_shards_of_one(folder: Path, out: Path,
 
 def test_verification_goes_where_features_are_least_alike(out: Path) -> None:
     """At a calibrated rate, beside chance at the rate that was reached."""
-    found, chance = steps(out, "heisd_similar"), steps(out, "heisd_similar_random")
-    free = found["reason"] == REASONS.index("score")
-    sent, skipped = (found["score"][free & (found["transmitted"] == sent)] for sent in (True, False))
+    gated, chance = steps(out, "heisd_similar"), steps(out, "heisd_similar_random")
+    free = gated["reason"] == REASONS.index("score")
+    sent, skipped = (gated["score"][free & (gated["transmitted"] == sent)] for sent in (True, False))
     assert sent.min() >= skipped.max() and len(sent) > 5 < len(skipped)
-    assert 0.1 < found["transmitted"].mean() < 0.8
+    assert 0.1 < gated["transmitted"].mean() < 0.8
     # Four standard errors of a share of so many inferences.
-    apart = abs(chance["transmitted"].mean() - found["transmitted"].mean())
+    apart = abs(chance["transmitted"].mean() - gated["transmitted"].mean())
     assert apart < 4.0 * 0.5 / np.sqrt(len(chance["transmitted"]))
     (stored,) = (out / "calibration").iterdir()
     assert stored.name == "similarity-0.40-heisd_similar.json"
@@ -123,25 +123,25 @@ def test_verification_goes_where_features_are_least_alike(out: Path) -> None:
 def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
     assert isinstance(pair.parts, TokenParts)
-    found = measure_gain(pair, ("ar", "strict", "specvla", "strict_draft", "kerv", "kerv_chunk_tail"), 1, 0)
-    assert len({one["inferences"] for one in found.values()}) == 1
-    assert found["ar"]["passes"] == LENGTH and found["ar"]["relative"] == 1.0
-    assert all(0.0 < row["proposal"] < row["relative"] for row in found.values())
-    assert found["strict"]["greedy"] > 0.99 and found["strict_draft"]["passes"] == 2.0
-    assert found["specvla"]["passes"] <= found["strict"]["passes"]
-    assert found["kerv"]["compensated"] > 0.0
-    whole = found["kerv_chunk_tail"]["executed"]
-    assert found["kerv"]["executed"] < whole == found["ar"]["executed"] == 1.0, "a compensated action ends a chunk"
+    gains = measure_gain(pair, ("ar", "strict", "specvla", "strict_draft", "kerv", "kerv_chunk_tail"), 1, 0)
+    assert len({row["inferences"] for row in gains.values()}) == 1
+    assert gains["ar"]["passes"] == LENGTH and gains["ar"]["relative"] == 1.0
+    assert all(0.0 < row["proposal"] < row["relative"] for row in gains.values())
+    assert gains["strict"]["greedy"] > 0.99 and gains["strict_draft"]["passes"] == 2.0
+    assert gains["specvla"]["passes"] <= gains["strict"]["passes"]
+    assert gains["kerv"]["compensated"] > 0.0
+    whole = gains["kerv_chunk_tail"]["executed"]
+    assert gains["kerv"]["executed"] < whole == gains["ar"]["executed"] == 1.0, "a compensated action ends a chunk"
 
 
 def test_first_errors_are_those_of_an_inference_and_of_its_first_action(folder: Path, tmp_path: Path) -> None:
-    found = first_errors(str(folder), 2, tmp_path, Run(tmp_path, quick=True))
-    assert (found["tokens"], found["history"], found["plain_steps"], found["ahead"]) == (LENGTH, 10, 4, 1)
+    errors = first_errors(str(folder), 2, tmp_path, Run(tmp_path, quick=True))
+    assert (errors["tokens"], errors["history"], errors["plain_steps"], errors["ahead"]) == (LENGTH, 10, 4, 1)
     for name in ("specvla", "kerv"):
         rejected = steps(tmp_path, name)["rejected"]
-        assert found[f"{name}_first"]["mean"] == pytest.approx(rejected.mean())
-        of_action = np.minimum(rejected, found["of_action"]).mean()
-        assert found[f"{name}_first_of_action"]["mean"] == pytest.approx(of_action)
+        assert errors[f"{name}_first"]["mean"] == pytest.approx(rejected.mean())
+        of_action = np.minimum(rejected, errors["of_action"]).mean()
+        assert errors[f"{name}_first_of_action"]["mean"] == pytest.approx(of_action)
         assert 1.0 <= of_action <= rejected.mean() <= LENGTH
 
 

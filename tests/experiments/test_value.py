@@ -56,7 +56,7 @@ class Known:
 
     def act(self, action: Any) -> None:
         inference, first = divmod(self.steps, self.execute)
-        if not first and self.gate.asked:  # type: ignore[attr-defined]
+        if not first and self.gate.transmitted:  # type: ignore[attr-defined]
             self.chance += VALUES[inference]
         self.steps += 1
         seed, robot, episode, _ = self.policy.address
@@ -66,10 +66,10 @@ class Known:
 class Noted(BaseGate):
     """The base gate, which notes what it decided last."""
 
-    asked = False
+    transmitted = False
 
     def on_inference(self, record: StepRecord) -> None:
-        self.asked = record.decision.transmit
+        self.transmitted = record.decision.transmit
 
 
 def known(family: FamilyRollout, episode: int) -> Branchable:
@@ -86,13 +86,13 @@ def test_known_values_are_recovered(family: FamilyRollout, inference: int) -> No
     robots = [known(family, episode) for episode in range(50)]
     for _ in range(inference * family.pair.execute):
         control_step(robots, family)
-    found = differences(outcomes(robots, family, 4))
+    values = differences(outcomes(robots, family, 4))
     # The error is at most 0.5 / sqrt(200); beyond five of them is one run in a million, and seeds are fixed.
-    assert abs(found.mean() - VALUES[inference]) < 5 * 0.5 / np.sqrt(found.size)
+    assert abs(values.mean() - VALUES[inference]) < 5 * 0.5 / np.sqrt(values.size)
     # With common random numbers asking never turns a draw against its own value.
-    assert (found * np.sign(VALUES[inference]) >= 0).all()
+    assert (values * np.sign(VALUES[inference]) >= 0).all()
     if not VALUES[inference]:
-        assert not found.any(), "both branches have the same streams"
+        assert not values.any(), "both branches have the same streams"
 
 
 def test_independent_streams_would_add_variance(family: FamilyRollout) -> None:
@@ -166,8 +166,8 @@ def test_an_order_or_a_score_decides_instead_of_chance_and_leaves_copies_to_it(f
 
 
 def test_parts_of_the_greedy_gate_are_one_and_every_gate_meets_its_rivals() -> None:
-    part, other = ({"won": won, "asked": asked, "inferences": 10} for won, asked in (("10", 2), ("11", 4)))
-    gates: dict[str, Any] = {ORACLE: {"0": part, "1": other}, "random": {"won": "0011", "asked": 6, "inferences": 20}}
+    part, rest = ({"won": won, "asked": requests, "inferences": 10} for won, requests in (("10", 2), ("11", 4)))
+    gates: dict[str, Any] = {ORACLE: {"0": part, "1": rest}, "random": {"won": "0011", "asked": 6, "inferences": 20}}
     tests, rows = closed_loop({"0.1": gates | {"learned": gates["random"]}})
     assert (rows[0]["gate"], rows[0]["success"]["mean"], rows[0]["asked"]) == (ORACLE, 0.75, 0.3)
     assert [(test["first"], test["second"]) for test in tests] == [
@@ -186,17 +186,17 @@ def test_a_head_finds_a_value_that_its_inputs_tell_and_a_shuffled_one_does_not()
     rows = {"past": past, "episode": np.arange(600) // 6, "value": (past[:, 1] > 15) * 0.5 + 0.1 * rng.normal(size=600)}
     rows |= {"scores": rng.normal(size=(600, 4)), "asked": past[:, 0] == 3.0}
     head = all_of("summary")
-    found = {name: np.corrcoef(head[name].held_out(rows), rows["value"])[0, 1] for name in list(head)[:4]}
-    assert found["value head"] > 0.6 and found["history head"] > 0.6
-    assert abs(found["shuffled head"]) < 0.25 and abs(found["time head"]) < 0.25
+    correlations = {name: np.corrcoef(head[name].held_out(rows), rows["value"])[0, 1] for name in list(head)[:4]}
+    assert correlations["value head"] > 0.6 and correlations["history head"] > 0.6
+    assert abs(correlations["shuffled head"]) < 0.25 and abs(correlations["time head"]) < 0.25
     assert np.allclose(schedule(rows), np.arange(20) == 3)
     assert head["value head"].fit(rows, 1)(summary(rows)[:1]).shape == (1,)
 
 
 def test_the_geometry_of_a_swarm_is_in_order() -> None:
     position = np.array([[0.0, 0.0], [0.3, 0.4], [1.0, 0.0]])
-    found = geometry(np.concatenate([position, 0.5 * position, 0.0 * position]).reshape(1, -1))
-    assert np.allclose(found, [[0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.5, np.sqrt(0.65), 1.0]])
+    features = geometry(np.concatenate([position, 0.5 * position, 0.0 * position]).reshape(1, -1))
+    assert np.allclose(features, [[0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.5, np.sqrt(0.65), 1.0]])
 
 
 def test_a_list_of_tasks_asks_on_those_that_the_draft_was_not_trained_on() -> None:
@@ -239,28 +239,28 @@ def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
     cell = {"asked": [0.0, 1.0], "sent": 0.5, "auroc": 1.0}
     always, never = {**cell, "won": "1111" * 5}, {**cell, "won": "1010" * 5}
     gated = {"draft": never, "random": never, "adahi": always}
-    found = {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
-    of = report(UNKNOWN, found)
-    shown, contrasts = of.tables
+    cells = {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
+    study = report(UNKNOWN, cells)
+    shown, contrasts = study.tables
     assert [row["method"] for row in shown.rows] == ["one step", "draft", "random 0.4", "adahi 0.4"]
-    assert of.facts["draft"]["known"]["mean"] == 1.0 and of.facts["draft"]["other"]["mean"] == 0.0
+    assert study.facts["draft"]["known"]["mean"] == 1.0 and study.facts["draft"]["other"]["mean"] == 0.0
     rivals = {row["second"]: row["difference"] for row in contrasts.rows}
     assert rivals == {"random 0.4": 0.5, "draft": 0.5, "one step": 0.0}
-    again = report(UNKNOWN, found | {"0.4-1": {"draft": never, "adahi": never}}).facts
-    assert again["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
-    assert again["adahi 0.4 - draft"]["difference"] == 0.25
-    assert again["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"
+    facts = report(UNKNOWN, cells | {"0.4-1": {"draft": never, "adahi": never}}).facts
+    assert facts["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
+    assert facts["adahi 0.4 - draft"]["difference"] == 0.25
+    assert facts["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"
 
 
 def test_an_alarm_notices_tasks_whose_drafts_are_not_kept_and_no_others() -> None:
     episode, rng = np.repeat(np.arange(200), 10), np.random.default_rng(0)
     transmitted, prefix = rng.random(2000) < 0.4, np.where(rng.random(2000) < 0.75, 4, 3)
     steps = {"episode": episode, "transmitted": transmitted, "prefix": prefix, "distance": np.ones(2000)}
-    known, other = skips({**steps, "prefix": np.where(episode % 2 == 0, prefix, 0)})
-    assert abs(known["kept"].mean() - 0.75) < 0.06 and not other["kept"].any()
-    assert len(known["kept"]) == (~transmitted)[episode % 2 == 0].sum() and other["each"] == 10.0
-    found = noticed(known, other, level=known["kept"].mean())
-    assert found["false"] <= 5 and found["audits"][1] < 20
-    assert found["inferences"] == found["audits"][0] / AUDIT_RATE / other["share"]
-    assert noticed(*skips(steps), level=known["kept"].mean())["audits"][0] > 10 * found["audits"][1], "as known ones"
-    assert noticed(other, known, level=0.75)["false"] == 100, "before the change"
+    known, unknown = skips({**steps, "prefix": np.where(episode % 2 == 0, prefix, 0)})
+    assert abs(known["kept"].mean() - 0.75) < 0.06 and not unknown["kept"].any()
+    assert len(known["kept"]) == (~transmitted)[episode % 2 == 0].sum() and unknown["each"] == 10.0
+    alarm = noticed(known, unknown, level=known["kept"].mean())
+    assert alarm["false"] <= 5 and alarm["audits"][1] < 20
+    assert alarm["inferences"] == alarm["audits"][0] / AUDIT_RATE / unknown["share"]
+    assert noticed(*skips(steps), level=known["kept"].mean())["audits"][0] > 10 * alarm["audits"][1], "as known ones"
+    assert noticed(unknown, known, level=0.75)["false"] == 100, "before the change"

@@ -28,12 +28,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 FLOWS = [name for name in LOADERS if name != "ball"]
 UNITS = {"ball": "tokenizer"} | dict.fromkeys(FLOWS, "normalisation")
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks are not tried in another process."""
-    monkeypatch.setattr("specact.bundle.bundle.vet", lambda networks: None)
+pytestmark = pytest.mark.usefixtures("known_networks")
 
 
 @pytest.fixture
@@ -158,10 +153,10 @@ def test_a_variant_stands_in_for_a_network(tmp_path: Path) -> None:
         node.output[:] = ["forward" if name == "velocity" else name for name in node.output]
     model.graph.node.append(onnx.helper.make_node("Neg", ["forward"], ["velocity"]))
     onnx.save(model, tmp_path / "backwards.onnx")
-    own, other = load_flow(path), load_flow(path, variants={"expert": tmp_path / "backwards.onnx"})
-    cache = own.networks.cache([own.spec.observation.zeros()])
-    chunk, time = np.zeros((1, own.spec.chunk, own.spec.actions), np.float32), np.array([0.5], np.float32)
-    forward, backward = (found.networks.velocity(chunk, time, cache) for found in (own, other))
+    original, variant = load_flow(path), load_flow(path, variants={"expert": tmp_path / "backwards.onnx"})
+    cache = original.networks.cache([original.spec.observation.zeros()])
+    chunk, time = np.zeros((1, original.spec.chunk, original.spec.actions), np.float32), np.array([0.5], np.float32)
+    forward, backward = (bundle.networks.velocity(chunk, time, cache) for bundle in (original, variant))
     np.testing.assert_array_equal(forward, -backward)
     with pytest.raises(BundleError, match=r"encoder\.onnx"):
         load_flow(path, variants={"expert": path / "encoder.onnx"})

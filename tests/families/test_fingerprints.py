@@ -28,12 +28,7 @@ def still(inputs: Inputs) -> Any:
 
 
 STILL = f"{__name__}:still"
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks are not tried in another process."""
-    monkeypatch.setattr("specact.bundle.bundle.vet", lambda networks: None)
+pytestmark = pytest.mark.usefixtures("known_networks")
 
 
 def graph(folder: Path, weight: float, outside: str = "") -> str:

@@ -12,10 +12,10 @@ from specact.pair import PairSource
 @pytest.mark.parametrize(("name", "decoding"), [("relocate-tokens", "kerv"), ("ball-chase-flow", "full_2")])
 def test_what_was_named_is_found_again(name: str, decoding: str) -> None:
     pair = load_pair(name, decoding=decoding)
-    again = load_pair(pair.source)
-    assert again.source == pair.source and pair.source.decoding == decoding
+    copy = load_pair(pair.source)
+    assert copy.source == pair.source and pair.source.decoding == decoding
     how = {"relocate-tokens": "decoding", "ball-chase-flow": "rounds"}[name]
-    assert getattr(again.parts, how) == COMPOSITIONS[decoding]
+    assert getattr(copy.parts, how) == COMPOSITIONS[decoding]
 
 
 @pytest.mark.parametrize(("name", "default"), [("relocate-tokens", "ar"), ("ball-chase-flow", "full")])

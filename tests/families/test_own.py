@@ -58,9 +58,9 @@ def test_an_object_and_a_function_are_pairs(source: str) -> None:
 
 
 def test_what_a_pair_leaves_out_is_filled_in() -> None:
-    pair, other = load_pair("plug_family:pair"), load_pair("plug_family:make")
+    pair, second = load_pair("plug_family:pair"), load_pair("plug_family:make")
     assert (pair.env, pair.path, dict(pair.recommended_gates)) == ("", Path("plug_family.pair"), {})
-    assert pair.fingerprint == load_pair("plug_family:pair").fingerprint != other.fingerprint
+    assert pair.fingerprint == load_pair("plug_family:pair").fingerprint != second.fingerprint
 
 
 def test_what_a_pair_says_counts() -> None:
@@ -70,15 +70,15 @@ def test_what_a_pair_says_counts() -> None:
 
 
 def test_a_calibration_is_found_again_and_refused_for_other_weights() -> None:
-    pair, other = load_pair("plug_family:pair"), load_pair("plug_pairs:named")
+    pair, second = load_pair("plug_family:pair"), load_pair("plug_pairs:named")
     settings = gate_settings("adahi", pair)
-    assert pair.path is not None and other.path is not None
+    assert pair.path is not None and second.path is not None
     made = Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {})
     made.save(pair.path / "calibration")
     assert calibrated_gate(pair, "adahi", 0.5).threshold == settings.threshold
-    made.save(other.path / "calibration")
+    made.save(second.path / "calibration")
     with pytest.raises(BundleError, match="specact calibrate plug_pairs:named"):
-        calibrated_gate(other, "adahi", 0.5)
+        calibrated_gate(second, "adahi", 0.5)
 
 
 def test_a_target_that_is_only_on_its_server_is_asked_for_late() -> None:

@@ -52,8 +52,8 @@ def test_misses_give_no_value_and_are_counted() -> None:
         (Decision(False, 0.0, 1.0, "score"), None),
     ):
         assert not audits.take(record(decision, rejected=rejected))
-    found = audits.estimate()
-    assert (found.mean, found.count, audits.missed) == (0.75, 1, 1)
+    estimate = audits.estimate()
+    assert (estimate.mean, estimate.count, audits.missed) == (0.75, 1, 1)
     audits = AuditEstimator(DriftAlarm(0.9, run_length=100.0))  # told once
     told = [audits.take(record(AUDIT, rejected=1.0)) for _ in range(5000)]
     assert sum(told) == 1 and audits.alarm is not None and audits.alarm.raised
@@ -78,8 +78,8 @@ def test_the_interval_holds_at_all_times_at_once(draw: Callable[..., tuple[np.nd
         out = False
         for value, mean in zip(values, truth, strict=True):
             running.take(float(value))
-            found = running.estimate()
-            out |= not found.low <= mean <= found.high
+            estimate = running.estimate()
+            out |= not estimate.low <= mean <= estimate.high
         missed += out
         so_far, count = np.cumsum(values) / np.arange(1, n + 1), np.arange(1, n + 1)
         half = stats.norm.isf(error / 2) * np.sqrt(so_far * (1.0 - so_far) / count)

@@ -219,10 +219,10 @@ def test_what_is_saved_is_read_again_and_becomes_a_gate(bundle_copy: Path) -> No
     assert find_calibration(bundle, "adahi", 0.6) is None
     made = calibration(bundle.fingerprint, "adahi", ("reading", "jump"), ("alpha", 0.3))
     assert made.save(folder).name == "adahi-0.60.json"
-    found = read_calibration(folder / "adahi-0.60.json", bundle)
-    assert (found.settings, found.rate, found.held_out) == (made.settings, 0.6, made.held_out)
-    assert (found.rounds, found.made_by) == (made.rounds, made.made_by)
-    assert found.model["auroc"] is None  # undefined figures are null in a file
+    copy = read_calibration(folder / "adahi-0.60.json", bundle)
+    assert (copy.settings, copy.rate, copy.held_out) == (made.settings, 0.6, made.held_out)
+    assert (copy.rounds, copy.made_by) == (made.rounds, made.made_by)
+    assert copy.model["auroc"] is None  # undefined figures are null in a file
     gate = calibrated_gate(bundle, "adahi", 0.6)
     assert isinstance(gate, ActionDeviation) and calibrated_gate(bundle, "adahi", 0.6) is not gate
     wanted = {"threshold": 0.1234567890123456, "tie_probability": 0.25, "max_skips": 3, "reading": "jump", "alpha": 0.3}

@@ -116,10 +116,10 @@ def test_scores_that_are_not_numbers_ask_the_target_and_are_not_remembered() -> 
 
 
 def test_it_draws_from_the_stream_what_its_gate_draws() -> None:
-    one, other = np.random.default_rng(9), np.random.default_rng(9)
-    Random(0.5).decide(STEP, one)
-    Controller(Random(0.5), RateBudget(0.2)).decide(STEP, other)
-    assert one.bit_generator.state == other.bit_generator.state
+    gate_rng, rng = np.random.default_rng(9), np.random.default_rng(9)
+    Random(0.5).decide(STEP, gate_rng)
+    Controller(Random(0.5), RateBudget(0.2)).decide(STEP, rng)
+    assert gate_rng.bit_generator.state == rng.bit_generator.state
 
 
 def test_a_mean_latency_is_held_when_the_link_gets_slower() -> None:

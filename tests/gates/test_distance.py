@@ -108,9 +108,9 @@ def test_what_it_cannot_be_for_is_refused(learned: Pair[Any], tmp_path: Path, mo
     with pytest.raises(ConfigError, match="'chunks'"):
         gate_settings("learned_action", learned)
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
-    own = load_pair("my_family:pair")
+    pair = load_pair("my_family:pair")
     with Pool(1) as pool, pytest.raises(ConfigError, match="family"):
-        train_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
+        train_head(pair, FEW, collector(10, pool, quiet), tmp_path, quiet)
     with pytest.raises(ConfigError, match="lessons"):
         demonstrated_lessons(learned, shown(2, 0), 0, tmp_path, quiet)
     with pytest.raises(DataError, match="two demonstrations"):
@@ -142,8 +142,8 @@ def test_it_learns_from_what_a_decoding_proposes(target: tuple[Path, str, str]) 
     assert table["drafted_distance"][table["transmitted"]].max() > 0.01
     # One step later the same proposal would be at another distance.
     wanted, drafted = table["wanted"][:, : pair.execute], table["drafted"]
-    again = [chunk_distance(*both) for both in zip(drafted, wanted, strict=True)]
-    np.testing.assert_allclose(table["drafted_distance"], again, atol=1e-6)
+    distances = [chunk_distance(*both) for both in zip(drafted, wanted, strict=True)]
+    np.testing.assert_allclose(table["drafted_distance"], distances, atol=1e-6)
     shifted = [chunk_distance(*both) for both in zip(drafted[:-1], wanted[1:], strict=True)]
     assert np.abs(table["drafted_distance"][:-1] - shifted).max() > 0.01
 
@@ -176,9 +176,9 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     with pytest.raises(ConfigError, match=stored):
         calibrated_gate(load_pair(folder), "learned", 0.5)
     # So does its head.
-    other = load_pair(folder, decoding="last" if decoding == "strict_last" else "flash")
+    variant = load_pair(folder, decoding="last" if decoding == "strict_last" else "flash")
     with pytest.raises(BundleError, match=f"'{decoding}'.* --retrain"):
-        gate_settings("learned", other).build(other)
+        gate_settings("learned", variant).build(variant)
     (folder / "calibration" / f"{stored}.json").rename(folder / "calibration" / "learned-0.50.json")
     with pytest.raises(BundleError, match=f"'{decoding}'"):
         calibrated_gate(load_pair(folder), "learned", 0.5)

@@ -92,10 +92,10 @@ def test_no_run_of_skips_is_longer_than_max_skips(max_skips: int) -> None:
 def test_the_first_inference_is_forced_and_a_reset_forgets_the_skips() -> None:
     gate, privileged = Told([0.0], 1.0, max_skips=2), Random(0.0, force_first=True, max_skips=2)
     for _ in range(2):
-        for each in (gate, privileged):
-            reasons = [each.decide(proposal(), RNG(0)).reason for _ in range(5)]
+        for candidate in (gate, privileged):
+            reasons = [candidate.decide(proposal(), RNG(0)).reason for _ in range(5)]
             assert reasons == ["first", "score", "score", "max_skips", "score"]
-            each.reset()
+            candidate.reset()
     free = Told([0.0], 1.0, max_skips=3, force_first=False)
     for _ in range(3):
         free.decide(proposal(), RNG(0))

@@ -78,9 +78,9 @@ def test_a_taught_head_finds_most_of_what_the_oracle_would_and_is_there_after_th
             gate_settings("learned", load_pair(path))
         metrics = train_head(bundle, FEW, roll, path / "gate", quiet)
     assert metrics["efficiency_0.2"] > 0.5 and metrics["efficiency_0.6"] > 0.3
-    again = load_pair(path)
-    assert again.fingerprint == bundle.fingerprint
-    assert fingerprint_of(path / HEAD) == again.parts.manifest.head
+    pair = load_pair(path)
+    assert pair.fingerprint == bundle.fingerprint
+    assert fingerprint_of(path / HEAD) == pair.parts.manifest.head
 
 
 def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_gate(

@@ -75,14 +75,14 @@ def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Pa
     return path
 
 
-def frame_table(rows: np.ndarray, **other: Any) -> pa.Table:
+def frame_table(rows: np.ndarray, **columns: Any) -> pa.Table:
     """The columns of these steps, with others in their place."""
     return pa.table({
         "observation.state": pa.array(list(STATE[rows])), "observation.gripper": GRIPPER[rows],
         "observation.images.wrist": pa.array([{"bytes": _png(WRIST[row]), "path": None} for row in rows]),
         "observation.note": pa.array(["text"] * len(rows)), "action": pa.array(list(ACTION[rows])),
         "timestamp": (FRAME[rows] / FPS).astype(np.float32), "frame_index": FRAME[rows],
-        "episode_index": EPISODE[rows], **other,
+        "episode_index": EPISODE[rows], **columns,
     })  # fmt: skip
 
 

@@ -67,8 +67,8 @@ def drive(
     policy: Any = SpeculativePolicy(toys.pair, Random(0.5), clock=clock) if acting is None else acting(clock)
     hand = SimulatedRobot(toys.SUITE.seeing(toys.pair.observation.fields))
     for episode in range(episodes):
-        for of in (truth.seen, truth.done, truth.ticks):
-            of.append([])
+        for column in (truth.seen, truth.done, truth.ticks):
+            column.append([])
         hand.start(episode)
         policy.reset(episode)
         robot: Robot = recorder.begin(Watched(hand, truth, blind), policy, episode)

@@ -27,38 +27,38 @@ def test_wilson_is_its_closed_form(k: int, n: int) -> None:
     z, p = 1.959963984540054, k / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    found = wilson(k, n)
-    assert found.mean == p
-    assert found.low == pytest.approx(max(0.0, centre - half), abs=1e-9)
-    assert found.high == pytest.approx(min(1.0, centre + half), abs=1e-9)
+    interval = wilson(k, n)
+    assert interval.mean == p
+    assert interval.low == pytest.approx(max(0.0, centre - half), abs=1e-9)
+    assert interval.high == pytest.approx(min(1.0, centre + half), abs=1e-9)
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
     values = np.random.default_rng(0).normal(2.0, 3.0, 17)
-    found = mean_interval(values)
+    interval = mean_interval(values)
     half = float(special.stdtrit(16, 0.975)) * values.std(ddof=1) / math.sqrt(17)
-    assert found.mean == pytest.approx(values.mean())
-    assert found.low == pytest.approx(values.mean() - half)
-    assert found.high == pytest.approx(values.mean() + half)
+    assert interval.mean == pytest.approx(values.mean())
+    assert interval.low == pytest.approx(values.mean() - half)
+    assert interval.high == pytest.approx(values.mean() + half)
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.5, 0.5, 0.5]])
 def test_the_interval_of_what_does_not_vary_is_a_point(values: list[float]) -> None:
-    found = mean_interval(np.array(values))
-    assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
+    interval = mean_interval(np.array(values))
+    assert (interval.mean, interval.low, interval.high) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 0), (7, 2), (4, 4), (2, 9)])
 def test_mcnemar_is_the_binomial_over_all_outcomes_of_the_discordant_pairs(gained: int, lost: int) -> None:
     first = np.array([1.0] * gained + [0.0] * lost + [1.0] * 3 + [0.0] * 4)
     second = np.array([0.0] * gained + [1.0] * lost + [1.0] * 3 + [0.0] * 4)
-    found = contrast(first, second)
+    comparison = contrast(first, second)
     pairs = gained + lost
     observed = abs(gained - lost)
     extreme = sum(abs(2 * sum(flips) - pairs) >= observed for flips in itertools.product((0, 1), repeat=pairs))
-    assert found.test == "exact McNemar"
-    assert found.p == pytest.approx(extreme / 2**pairs)
-    assert found.difference.mean == pytest.approx((gained - lost) / (pairs + 7))
+    assert comparison.test == "exact McNemar"
+    assert comparison.p == pytest.approx(extreme / 2**pairs)
+    assert comparison.difference.mean == pytest.approx((gained - lost) / (pairs + 7))
 
 
 def test_the_permutation_p_is_that_of_all_sign_flips() -> None:
@@ -67,27 +67,27 @@ def test_the_permutation_p_is_that_of_all_sign_flips() -> None:
     away = first - second
     means = [abs(np.dot(signs, away)) for signs in itertools.product((-1, 1), repeat=8)]
     exact = float(np.mean(np.array(means) >= abs(away.sum()) - 1e-12))
-    found = contrast(first, second)
-    assert found.test == "sign-flip permutation"
+    comparison = contrast(first, second)
+    assert comparison.test == "sign-flip permutation"
     # 10,000 permutations: five standard deviations; wrong with probability 6e-7 if the seed were free.
-    assert found.p == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 10_000) + 1e-4)
+    assert comparison.p == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 10_000) + 1e-4)
 
 
 def test_the_bootstrap_interval_is_about_students_where_both_hold() -> None:
     rng = np.random.default_rng(3)
     first, second = rng.normal(1.0, 1.0, 200), rng.normal(0.5, 1.0, 200)
-    found, student = contrast(first, second).difference, mean_interval(first - second)
-    assert found.low < found.mean < found.high
+    interval, student = contrast(first, second).difference, mean_interval(first - second)
+    assert interval.low < interval.mean < interval.high
     width = student.high - student.low
-    assert found.low == pytest.approx(student.low, abs=0.1 * width)
-    assert found.high == pytest.approx(student.high, abs=0.1 * width)
+    assert interval.low == pytest.approx(student.low, abs=0.1 * width)
+    assert interval.high == pytest.approx(student.high, abs=0.1 * width)
 
 
 def test_an_interval_over_seeds_is_as_wide_as_they_differ() -> None:
     unlike = [np.ones(60), np.zeros(60), np.ones(60)]
-    found, pooled = seeds_interval(unlike), bootstrap_interval(np.concatenate(unlike))
-    assert found.mean == pooled.mean == pytest.approx(2 / 3)
-    assert (found.low, found.high) == (0.0, 1.0) and pooled.high - pooled.low < 0.2
+    interval, pooled = seeds_interval(unlike), bootstrap_interval(np.concatenate(unlike))
+    assert interval.mean == pooled.mean == pytest.approx(2 / 3)
+    assert (interval.low, interval.high) == (0.0, 1.0) and pooled.high - pooled.low < 0.2
     alone = (np.arange(60) % 3 == 0).astype(float)
     whole = bootstrap_interval(alone)
     for copies in (1, 3):
@@ -124,23 +124,23 @@ def test_holm_is_its_closed_test() -> None:
                 min(1.0, size * min(p[i] for i in group))
                 for size in range(1, 5)
                 for group in itertools.combinations(range(4), size)
-                if own in group
+                if member in group
             )
-            for own in range(4)
+            for member in range(4)
         ]
         assert holm(p) == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=12), st.randoms())
 def test_holm_keeps_the_order_never_lowers_and_does_not_depend_on_places(p: list[float], random: Random) -> None:
-    found = holm(p)
-    for one, other in zip(p, found, strict=True):
-        assert one <= other <= min(1.0, len(p) * one)
-    for (one, first), (other, second) in itertools.combinations(zip(p, found, strict=True), 2):
-        assert first <= second if one <= other else first >= second
+    adjusted_p = holm(p)
+    for raw, adjusted in zip(p, adjusted_p, strict=True):
+        assert raw <= adjusted <= min(1.0, len(p) * raw)
+    for (left, first), (right, second) in itertools.combinations(zip(p, adjusted_p, strict=True), 2):
+        assert first <= second if left <= right else first >= second
     places = list(range(len(p)))
     random.shuffle(places)
-    assert holm([p[i] for i in places]) == [found[i] for i in places]
+    assert holm([p[i] for i in places]) == [adjusted_p[i] for i in places]
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])

@@ -43,8 +43,8 @@ def benchmark(env: str, episodes: int, **more: Any) -> dict[str, Any]:
 
 
 def of_harness(server: PairServer, entry: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = vla_eval.api.evaluate(server, {"benchmarks": [entry]}, docker=False, no_save=True)[0]
-    return found
+    result: dict[str, Any] = vla_eval.api.evaluate(server, {"benchmarks": [entry]}, docker=False, no_save=True)[0]
+    return result
 
 
 def in_turn(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,9 +78,9 @@ def told(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     [("ball", "ball", "adahi", 4), ("ball", "ball", "random", 2), ("pusht-flow", "pusht", "flash", 1)],
 )
 def test_every_episode_is_that_of_eval(tmp_path: Path, bundle: str, env: str, method: str, episodes: int) -> None:
-    found = told(in_turn(of_harness(PairServer(bundle, method), benchmark(env, episodes))))
-    assert found == of_ours(bundle, env, method, episodes, tmp_path / "run")
-    assert len({episode["steps"] for episode in found}) > 1 or episodes < 4
+    results = told(in_turn(of_harness(PairServer(bundle, method), benchmark(env, episodes))))
+    assert results == of_ours(bundle, env, method, episodes, tmp_path / "run")
+    assert len({episode["steps"] for episode in results}) > 1 or episodes < 4
 
 
 @renders
@@ -122,7 +122,7 @@ def test_sessions_that_alternate_do_not_disturb_each_other() -> None:
             connections = (first, second)[: len(episodes)]
             for conn, episode in zip(connections, episodes, strict=True):
                 await conn.start_episode({"task": {"seed": 5, "episode_idx": episode}})
-            turns = [[(await conn.act(one))["actions"].tolist() for conn in connections] for one in seen]
+            turns = [[(await conn.act(row))["actions"].tolist() for conn in connections] for row in seen]
             return [list(actions) for actions in zip(*turns, strict=True)]
 
     async def too_early(url: str) -> None:
@@ -130,9 +130,9 @@ def test_sessions_that_alternate_do_not_disturb_each_other() -> None:
             await conn.act(seen[0])
 
     with vla_eval.api.serve_background(PairServer("ball", "hybrid")) as served:
-        found = [anyio.run(together, served.url, episode)[0] for episode in (0, 1)]
-        assert found[0] != found[1]
-        assert anyio.run(together, served.url, 0, 1) == found
+        solos = [anyio.run(together, served.url, episode)[0] for episode in (0, 1)]
+        assert solos[0] != solos[1]
+        assert anyio.run(together, served.url, 0, 1) == solos
         with pytest.raises(RuntimeError, match="no episode is under way on this connection; send episode_start first"):
             anyio.run(too_early, served.url)
 
@@ -218,8 +218,8 @@ def _well(port: int) -> bool:
 @pytest.fixture
 def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        found: int = free.getsockname()[1]
-        return found
+        number: int = free.getsockname()[1]
+        return number
 
 
 def test_an_unknown_bundle_is_one_sentence(port: int, environment: dict[str, str]) -> None:

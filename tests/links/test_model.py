@@ -101,10 +101,10 @@ def test_each_segment_and_each_retransmission_is_lost_alike(payload_bytes: int, 
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)
     # P(unluckiest lost at most k times) = (1 - p^(k + 1))^s. Error rate 1e-6 over the four cuts.
     for k in range(4):
-        wanted, found = (1.0 - p ** (k + 1)) ** segments, int((counts.round() <= k).sum())
-        assert stats.binomtest(found, n, wanted).pvalue > 1e-6 / 4
+        wanted, hits = (1.0 - p ** (k + 1)) ** segments, int((counts.round() <= k).sum())
+        assert stats.binomtest(hits, n, wanted).pvalue > 1e-6 / 4
         # A wrong variant fails: one draw for the whole message, whatever its size.
-        assert segments < 4 or stats.binomtest(found, n, 1.0 - p ** (k + 1)).pvalue < 1e-6
+        assert segments < 4 or stats.binomtest(hits, n, 1.0 - p ** (k + 1)).pvalue < 1e-6
 
 
 def test_timeouts_double_up_to_a_minute() -> None:
@@ -181,8 +181,8 @@ def test_moments_are_exact_long_after_the_start() -> None:
     # 0.1 s periods for a week: in floating point 0.1 k / 0.1 falls short of k for every tenth k or so.
     link = TraceLink(np.arange(1.0, 8.0), period_ms=100.0)
     ks = np.random.default_rng(1).integers(0, 6_048_000, 2000)
-    found = [link.delay(1, True, k * 0.1, RNG) * 2e3 - 1.0 for k in ks]
-    np.testing.assert_allclose(found, ks % 7, atol=1e-9)
+    delays = [link.delay(1, True, k * 0.1, RNG) * 2e3 - 1.0 for k in ks]
+    np.testing.assert_allclose(delays, ks % 7, atol=1e-9)
     assert (np.floor(ks * 0.1 / 0.1) != ks).any() or (np.floor((ks * 0.1 % 0.7) / 0.1) != ks % 7).any()
 
 

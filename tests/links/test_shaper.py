@@ -69,23 +69,23 @@ def due(link: Link, *messages: tuple[int, float], up: bool = True, start: float 
 
 def test_what_follows_a_big_message_waits_for_it() -> None:
     link = SteadyLink(10.0, 0.0, 8.0, 80.0)  # 1 MB/s up, 5 ms each way
-    found = due(link, (500_000, 100.0), (1000, 100.1), (0, 100.2), (1000, 101.0))
-    assert found == pytest.approx([100.505, 100.506, 100.506, 101.006])  # the last one meets an idle link
+    arrivals = due(link, (500_000, 100.0), (1000, 100.1), (0, 100.2), (1000, 101.0))
+    assert arrivals == pytest.approx([100.505, 100.506, 100.506, 101.006])  # the last one meets an idle link
     assert due(link, (500_000, 100.0), up=False) == pytest.approx([100.055])
 
 
 def test_jitter_never_reorders_and_never_makes_early() -> None:
     sent = 100.0 + 1e-3 * np.arange(500)
-    found = np.array(due(SteadyLink(10.0, 5.0, 1e15, 1e15), *((100, now) for now in sent)))
-    assert (np.diff(found) >= 0.0).all() and (found - sent > 2.4999e-3).all()
-    assert (np.diff(found) == 0.0).any()  # some would have overtaken
+    arrivals = np.array(due(SteadyLink(10.0, 5.0, 1e15, 1e15), *((100, now) for now in sent)))
+    assert (np.diff(arrivals) >= 0.0).all() and (arrivals - sent > 2.4999e-3).all()
+    assert (np.diff(arrivals) == 0.0).any()  # some would have overtaken
 
 
 def test_a_link_counts_time_from_its_start_and_shares_out_recorded_deliveries() -> None:
     link = OutageLink(SteadyLink(0.0, 0.0, 1e15, 1e15), ((5.0, 3.0),))
     assert due(link, (1, 104.0), (1, 105.5), (1, 106.0), (1, 109.0)) == pytest.approx([104.0, 108.0, 108.0, 109.0])
-    each = due(MahimahiLink(np.array([10]), np.array([10])), *[(1500, 0.0)] * 4, start=0.0)  # a packet every 10 ms
-    assert each == pytest.approx([0.01, 0.02, 0.03, 0.04], abs=1e-6)
+    arrivals = due(MahimahiLink(np.array([10]), np.array([10])), *[(1500, 0.0)] * 4, start=0.0)  # a packet every 10 ms
+    assert arrivals == pytest.approx([0.01, 0.02, 0.03, 0.04], abs=1e-6)
 
 
 LOOPBACK = load_link("loopback")

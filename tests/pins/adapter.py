@@ -36,7 +36,7 @@ from specact.types import Miss, OffloadTimes, Outcome, StepRecord, VirtualClock
 from specact.wire.exchange import Request, VerifyingExchange
 
 OBSERVATIONS = Path(__file__).parent / "observations"
-Found = dict[str, Any]
+Values = dict[str, Any]
 # Relative noise on the observations, and its seed; only while recording.
 observation_noise: tuple[float, int] = (0.0, 0)
 _METHODS = {**FLASH, **FREQCACHE}
@@ -58,7 +58,7 @@ def _arrays(name: str) -> dict[str, NDArray[Any]]:
 def observations(name: str, count: int, skip: int = 0, episode: int = 0) -> list[dict[str, Any]]:
     """Consecutive observations of a recorded episode."""
     scale, seed = observation_noise
-    rng, found = np.random.default_rng(seed), []
+    rng, rows = np.random.default_rng(seed), []
     for step in range(skip, skip + count):
         row: dict[str, Any] = {key: array[episode, step] for key, array in _arrays(name).items()}
         for key, value in row.items():
@@ -66,12 +66,12 @@ def observations(name: str, count: int, skip: int = 0, episode: int = 0) -> list
                 row[key] = (value * (1.0 + scale * rng.standard_normal(value.shape))).astype(np.float32)
             elif value.dtype.kind == "U":
                 row[key] = str(value)
-        found.append(row)
-    assert len(found) == count
-    return found
+        rows.append(row)
+    assert len(rows) == count
+    return rows
 
 
-def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lambda step: None) -> Found:
+def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lambda step: None) -> Values:
     """One observation per control step; the pinned values by control step, and by inference."""
     actions, origins, records = [], [], {}
     for step, observation in enumerate(seen):
@@ -84,7 +84,7 @@ def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lam
     inferences = [_inference(records[step]) for step in sorted(records)]
     # Which tokens were reused was pinned for the last inference only, and so stands at each.
     if reused := inferences[-1].get("reused"):
-        inferences = [found | {"reused": reused} for found in inferences]
+        inferences = [inference | {"reused": reused} for inference in inferences]
     return {
         "actions": actions,
         "origins": origins,
@@ -93,7 +93,7 @@ def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lam
     }
 
 
-def _inference(record: Any) -> Found:
+def _inference(record: Any) -> Values:
     decision, outcome = record.decision, record.outcome
     return {
         "transmit": decision.transmit,
@@ -117,12 +117,12 @@ def pair_of(source: str) -> Any:
         settings = PairSettings(execute, within, overlap, target_steps=3)  # type: ignore[arg-type]
         with TemporaryDirectory() as folder:
             return make_pair(Path(folder) / "pair", draft, target, settings)
-    found = _loaded(name, "metaworld-draft" if "policy" in system else None)
+    pair = _loaded(name, "metaworld-draft" if "policy" in system else None)
     if not system:
-        return found
+        return pair
     # Loading once for all systems saves time.
     parts = {"decoding": DECODINGS[system]} if name.endswith("tokens") else {"rounds": _METHODS[system].composition}
-    return found.composed(**parts)
+    return pair.composed(**parts)
 
 
 @cache
@@ -139,10 +139,10 @@ def gate_of(pair: Any, name: str, threshold: float = 0.0, max_skips: int | None 
 def evidence(record: StepRecord) -> dict[str, Any]:
     """What the families know of a step beyond its actions."""
     drafted, outcome = record.proposal.evidence, record.outcome
-    found = None if outcome is None else outcome.evidence
+    answer = None if outcome is None else outcome.evidence
     if hasattr(drafted, "codes"):
         known = {"drafted codes": drafted.codes, "draft's probabilities": drafted.draft.probs[0]}
-        return known | {name: getattr(found, name, None) for name in ("codes", "rejection")}
+        return known | {name: getattr(answer, name, None) for name in ("codes", "rejection")}
     if drafted is None:
         return {}
     names = {}
@@ -151,9 +151,9 @@ def evidence(record: StepRecord) -> dict[str, Any]:
         known["tolerance"] = drafted.rule.each
         names = {"passes": "accepted"} | {name: name for name in ("tokens", "sources", "read", "rejected")}
     else:
-        known = {"full asked": drafted.full, "held": drafted.held, "reused": None if found is None else found.reused}
+        known = {"full asked": drafted.full, "held": drafted.held, "reused": None if answer is None else answer.reused}
         names = {"kept": "accepted"} | {name: name for name in ("full", "checked", "switches", "deviation")}
-    return known | ({} if found is None else {key: getattr(found, name) for key, name in names.items()})
+    return known | ({} if answer is None else {key: getattr(answer, name) for key, name in names.items()})
 
 
 @cache
@@ -273,13 +273,13 @@ class _Served:
 def over_the_wire(pair: Any, record: StepRecord) -> dict[str, Outcome]:
     """The outcome of a step's proposal by a server in this process, by the place where it is sampled."""
     exchange, proposal, address = pair.exchange, record.proposal, record.address
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     if exchange.contract.step_kind == "infer":
-        found["device"] = pair.verifier(LocalTarget(_Served(exchange))).submit(proposal, address).result()
+        outcomes["device"] = pair.verifier(LocalTarget(_Served(exchange))).submit(proposal, address).result()
     if isinstance(exchange, VerifyingExchange):
         arrays = exchanged(exchange, "verify", Request(proposal.window, address, exchange.request(proposal)))
-        found["server"] = checked(exchange.outcome(arrays, OffloadTimes()), proposal)
-    return found
+        outcomes["server"] = checked(exchange.outcome(arrays, OffloadTimes()), proposal)
+    return outcomes
 
 
 # ---- comparison: values as those of JSON -----------------------------------------------------------------------------
@@ -301,17 +301,17 @@ def plain(value: Any) -> Any:
     return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
-def differences(stored: Any, found: Any, numbers: float = TOLERANCE, path: str = "") -> list[str]:
+def differences(stored: Any, values: Any, numbers: float = TOLERANCE, path: str = "") -> list[str]:
     """What differs, one line each: everything exactly, but for numbers with a fraction."""
     if stored == LEFT_OUT:
         return []
-    if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
-        return [line for key in stored for line in differences(stored[key], found[key], numbers, f"{path}/{key}")]
-    if isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
-        pairs = enumerate(zip(stored, found, strict=True))
+    if isinstance(stored, dict) and isinstance(values, dict) and stored.keys() == values.keys():
+        return [line for key in stored for line in differences(stored[key], values[key], numbers, f"{path}/{key}")]
+    if isinstance(stored, list) and isinstance(values, list) and len(stored) == len(values):
+        pairs = enumerate(zip(stored, values, strict=True))
         return [line for index, both in pairs for line in differences(*both, numbers, f"{path}/{index}")]
-    if type(stored) is float and type(found) is float:
-        same = stored == found or abs(stored - found) <= numbers * max(1.0, abs(stored))
+    if type(stored) is float and type(values) is float:
+        same = stored == values or abs(stored - values) <= numbers * max(1.0, abs(stored))
     else:
-        same = type(stored) is type(found) and stored == found
-    return [] if same else [f"{path}: {stored!r:.60} was pinned, {found!r:.60} was found"]
+        same = type(stored) is type(values) and stored == values
+    return [] if same else [f"{path}: {stored!r:.60} was pinned, {values!r:.60} was found"]

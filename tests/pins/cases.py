@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from experiments.split.simulated import LatencyApart
 from tests.pins.adapter import (
-    Found,
+    Values,
     chunk_policy,
     exchanged,
     gate_of,
@@ -46,7 +46,7 @@ from specact.wire.exchange import Request
 
 STORED = Path(__file__).parent / "stored"
 # A case is a function of its variant: the seed of the random streams, and how many observations are left out before.
-Case = Callable[[int], Found]
+Case = Callable[[int], Values]
 CASES: dict[str, Case] = {}
 
 # ---- rollouts: action codes, tokens, flows, pairs of chunk policies --------------------------------------------------
@@ -91,7 +91,7 @@ def seen_by(source: str, variant: int, count: int | None = None) -> list[Any]:
     return observations(name, most if count is None else count, skip, episode)
 
 
-def rollout(source: str, decides: Decides, variant: int) -> Found:
+def rollout(source: str, decides: Decides, variant: int) -> Values:
     """A pair as ``NAME`` or ``NAME/SYSTEM`` with a gate and its target in this process."""
     pair = pair_of(source)
     return play(SpeculativePolicy(pair, decides(pair), seed=variant), seen_by(source, variant))
@@ -139,8 +139,8 @@ for _name, _decides in {
 for _kind, _level in {"temperature": 0.95, "disagreement": 0.985, "entropy": 4.04, "one_minus_q": 0.981}.items():
     CASES[f"gate-uncertainty-{_kind}"] = partial(rollout, "ball", with_gate("uncertainty", _level, kind=_kind))
 for _reading, _level in {"euclidean": 0.35, "path_ratio": 0.31, "disparity": 0.8, "zscore": 3.0, "jump": 0.3}.items():
-    for _of in ("executed", "draft"):
-        CASES[f"gate-deviation-{_reading}-{_of}"] = partial(rollout, "ball", deviation(_level, _reading, 0.3, _of))
+    for _past in ("executed", "draft"):
+        CASES[f"gate-deviation-{_reading}-{_past}"] = partial(rollout, "ball", deviation(_level, _reading, 0.3, _past))
 for _pair, _systems in SYSTEMS.items():
     for _system in _systems:
         CASES[f"{_pair}-{_system}"] = partial(rollout, f"{_pair}/{_system}", own_gate)
@@ -156,18 +156,18 @@ CASES |= {
 }  # fmt: skip
 
 
-def guarded(variant: int) -> Found:
+def guarded(variant: int) -> Values:
     """FLASH with a gripper: in variant 1 its change ends an accepted prefix, and the next round is a full one."""
     flow = pair_of("pusht-flow/flash_last")
     pair = flow.composed(settings=replace(flow.parts.settings, grippers=(0,)))
     return play(SpeculativePolicy(pair, gate_of(pair, "always"), seed=variant + 3), observations("pusht", 60))
 
 
-def frequencies(variant: int) -> Found:
+def frequencies(variant: int) -> Values:
     """Between recorded frames, which hardly move, and a frame and itself, moved by patches and a few pixels."""
     frames = [seen["image.corner2"] for seen in observations("metaworld", 8, episode=variant % 2)]
     moved = [(frames[0], np.roll(frames[0], shift, axis=(0, 1))) for shift in [(16, 0), (0, -32), (-13, 21)]]
-    found, grid = [], (4, 4)
+    pairs, grid = [], (4, 4)
     for before, now in [*zip(frames[::3], frames[1::3], strict=False), *moved]:
         planes = [frequency.luma(frame) for frame in (before, now)]
         spectra, shape = [frequency.spectrum(plane) for plane in planes], planes[0].shape
@@ -177,11 +177,11 @@ def frequencies(variant: int) -> Found:
         edges = frequency.edge_energy(frequency.patches_of(planes[1], grid))
         entropy = frequency.spectral_entropy(spectra[1])
         budget = frequency.reuse_budget(entropy, 0.2, 0.9)
-        found.append({
+        pairs.append({
             "motion": [motion.rows, motion.columns, min(motion.confidence, 1e3)], "earlier": earlier, "edges": edges,
             "entropy": entropy, "budget": budget, "reused": frequency.reused(earlier, edges, budget, 0.3),
         })  # fmt: skip
-    return {"pairs": found}
+    return {"pairs": pairs}
 
 
 CASES |= {"flash-guarded": guarded, "freqcache-frequencies": frequencies}
@@ -189,8 +189,8 @@ CASES |= {"flash-guarded": guarded, "freqcache-frequencies": frequencies}
 # ---- codes whose second depends on the first: no packaged bundle has them --------------------------------------------
 
 
-def sequential(variant: int) -> Found:
-    rng, found = np.random.default_rng(variant), []
+def sequential(variant: int) -> Values:
+    rng, steps = np.random.default_rng(variant), []
 
     def distribution() -> Any:
         rows = rng.dirichlet(np.full(6, 0.5), (8,))
@@ -200,8 +200,8 @@ def sequential(variant: int) -> Found:
         target, draft = distribution(), distribution()
         codes = sample_codes(draft, stream(variant, Role.DRAFT, step=step))
         verdict = verify(target, draft, codes, stream(variant, Role.VERIFY, step=step))
-        found.append({"drafted": codes, "codes": verdict.codes, "accepted": verdict.accepted, "r": verdict.rejection})
-    return {"steps": found}
+        steps.append({"drafted": codes, "codes": verdict.codes, "accepted": verdict.accepted, "r": verdict.rejection})
+    return {"steps": steps}
 
 
 CASES["codes-sequential"] = sequential
@@ -209,7 +209,7 @@ CASES["codes-sequential"] = sequential
 # ---- inpainting ------------------------------------------------------------------------------------------------------
 
 
-def inpainted(source: str, variant: int) -> Found:
+def inpainted(source: str, variant: int) -> Values:
     policy, seen = chunk_policy(source, 6), seen_by(source, variant, 12)
     first = infer(policy, seen[:8], variant)
     weights = np.linspace(1.5, -0.5, len(first)).clip(0.0, 1.0)
@@ -228,7 +228,7 @@ def slow(step: int) -> float:
     return 0.6 if step % 4 == 3 else 0.07 + 0.03 * (step % 3)
 
 
-def timed(source: str, variant: int, decides: Decides = always, **options: Any) -> Found:
+def timed(source: str, variant: int, decides: Decides = always, **options: Any) -> Values:
     """A control loop on a virtual clock: step k begins at k periods, or when the step before has ended."""
     pair = pair_of(source)
     policy, clock = remote(pair, decides(pair), slow, seed=variant, **options)
@@ -252,23 +252,23 @@ CASES |= {
 }
 
 
-def blind(variant: int) -> Found:
+def blind(variant: int) -> Values:
     """Observations that cannot be used, in between and at the end, until the robot stops."""
-    pair, found = pair_of("ball"), []
+    pair, steps = pair_of("ball"), []
     policy, _ = remote(pair, gate_of(pair, "always"), lambda step: 0.0, stops_after=3, seed=variant)
     for step, observation in enumerate(observations("ball", 24)):
         unusable = step in (7, 8, 13) or step > 15
         error = ObservationError("not finite", "not_finite")
         action = policy.safety.hold(error) if unusable else policy.act(observation)
-        found.append([action, policy.origin.name, policy.safety.stopped])
-    return {"steps": found}
+        steps.append([action, policy.origin.name, policy.safety.stopped])
+    return {"steps": steps}
 
 
 CASES["miss-blind"] = blind
 
 
-def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: Any) -> Found:
-    policy, found = chunk_policy("pusht-flow", 3), []
+def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: Any) -> Values:
+    policy, steps = chunk_policy("pusht-flow", 3), []
 
     def took(step: int) -> float:
         return 0.95 if step % 4 == 3 else 0.15 + 0.1 * (step % 3)
@@ -277,8 +277,8 @@ def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: A
     for step, observation in enumerate(seen_by("pusht-flow", variant)):
         clock.sleep(max(0.0, step / policy.spec.rate_hz - clock.now()))
         action = runner.act(observation)
-        found.append([action, None if runner.origin is None else runner.origin.name, runner.safety.stopped])
-    return {"steps": found, "counts": dict(sorted(runner.counts.items()))}
+        steps.append([action, None if runner.origin is None else runner.origin.name, runner.safety.stopped])
+    return {"steps": steps, "counts": dict(sorted(runner.counts.items()))}
 
 
 # Named as they were recorded.
@@ -294,18 +294,18 @@ CASES |= {
 # ---- budgets, audits, drift, calibration -----------------------------------------------------------------------------
 
 
-def controlled(variant: int) -> Found:
+def controlled(variant: int) -> Values:
     pair, thresholds = pair_of("kitchen"), list[float]()
     gate = Controller(deviation(0.0, "zscore")(pair), RateBudget(0.4), window=8, horizon=4.0)
     policy = SpeculativePolicy(pair, gate, seed=variant)
-    found = play(policy, observations("kitchen", 30), lambda step: thresholds.append(gate.threshold))
-    return found | {"thresholds": thresholds}
+    values = play(policy, observations("kitchen", 30), lambda step: thresholds.append(gate.threshold))
+    return values | {"thresholds": thresholds}
 
 
 def alarm(values: Sequence[float], level: float, **options: Any) -> int | None:
     """After how many values the drift alarm is raised."""
-    found = DriftAlarm(level, **options)
-    return next((index for index, value in enumerate(values) if found.take(value)), None)
+    detector = DriftAlarm(level, **options)
+    return next((index for index, value in enumerate(values) if detector.take(value)), None)
 
 
 def running_mean(values: Sequence[float]) -> list[float | None]:
@@ -313,11 +313,11 @@ def running_mean(values: Sequence[float]) -> list[float | None]:
     mean = RunningMean()
     for value in values:
         mean.take(value)
-    found = mean.estimate()
-    return [found.mean, found.low, found.high]
+    interval = mean.estimate()
+    return [interval.mean, interval.low, interval.high]
 
 
-def drift(variant: int) -> Found:
+def drift(variant: int) -> Values:
     rng = np.random.default_rng(variant)
     before, after = rng.beta(8, 2, 400), rng.beta(5, 5, 400)
     values = np.concatenate([before, after]).tolist()
@@ -330,7 +330,7 @@ def drift(variant: int) -> Found:
     }
 
 
-def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Found:
+def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Values:
     """Thresholds, ties and rates of three rounds on a stored rollout, which the gate sees again in every round."""
     pair = pair_of(pair_name)
 
@@ -347,15 +347,15 @@ def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Foun
             "transmitted": np.array([decision.transmit for decision in made]),
         }
 
-    def found_at(rate: float) -> list[Any]:
-        found = find_threshold(GateSettings(name, options=tuple(options.items())), rate, 3, roll)
-        tried = [(each.settings, each.rate) for each in found.rounds]
-        tried.append((found.settings, found.checked["transmitted"].mean()))
+    def rounds_at(rate: float) -> list[Any]:
+        search = find_threshold(GateSettings(name, options=tuple(options.items())), rate, 3, roll)
+        tried = [(trial.settings, trial.rate) for trial in search.rounds]
+        tried.append((search.settings, search.checked["transmitted"].mean()))
         return [[settings.threshold, settings.tie_probability, rate] for settings, rate in tried]
 
     scores = np.array([0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.5])
     ties = [threshold_for_rate(scores, rate) for rate in (0.2, 0.5, 0.9)]
-    return {"ties": ties} | {str(rate): found_at(rate) for rate in (0.3, 0.6)}
+    return {"ties": ties} | {str(rate): rounds_at(rate) for rate in (0.3, 0.6)}
 
 
 CASES |= {
@@ -369,7 +369,7 @@ CASES |= {
 # ---- stages and where they run ---------------------------------------------------------------------------------------
 
 
-def stages(bundle: str, variant: int) -> Found:
+def stages(bundle: str, variant: int) -> Values:
     """A network's outputs where a server has run so many of its stages and sent what it has at a precision."""
     with TemporaryDirectory() as folder:
         made = split_bundle(bundle, Path(folder) / "stages")
@@ -384,14 +384,14 @@ def stages(bundle: str, variant: int) -> Found:
             return [arrays[name].reshape(1, *shape) for name, shape in spec.outputs.items()]
         return list(made.finish(staged.unpack(arrays, spec.activations[cut - 1]), cut))
 
-    found: Found = {"stages": last, "activations": spec.activations, "outputs": spec.outputs}
+    values: Values = {"stages": last, "activations": spec.activations, "outputs": spec.outputs}
     for precision in ("float32", "float16", "uint8"):
         outputs = [at(cut, precision) for cut in range(last + 1)]
-        found[precision] = [[[float(array.mean()), float(array.std())] for array in arrays] for arrays in outputs]
-    return found
+        values[precision] = [[[float(array.mean()), float(array.std())] for array in arrays] for arrays in outputs]
+    return values
 
 
-def placement(variant: int) -> Found:
+def placement(variant: int) -> Values:
     rng = np.random.default_rng(variant)
     costs: dict[str, Any] = {
         "server_s": [0.002, 0.003, 0.004, 0.003], "device_s": [0.02, 0.03, 0.05, 0.02],
@@ -433,11 +433,11 @@ CASES |= {f"stages-{bundle}": partial(stages, bundle) for bundle in ("ball", "pu
 # ---- TISED's equations -----------------------------------------------------------------------------------------------
 
 
-def tised(variant: int) -> Found:
+def tised(variant: int) -> Values:
     depths = np.arange(7)
     times_s = task_s(20.0 + 0.15 * depths**2, chunk_s(0.3, 0.05, 8, overlap=depths))
-    found = optimum(depths, times_s, "least"), optimum([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")
-    best = [[each.where, each.value, each.interior, each.conditions] for each in found]
+    optima = optimum(depths, times_s, "least"), optimum([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")
+    best = [[point.where, point.value, point.interior, point.conditions] for point in optima]
     return {
         "overlap": best[0],
         "scan": best[1],

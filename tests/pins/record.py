@@ -31,13 +31,13 @@ SMALL, LARGE = (1e-6, 4, TOLERANCE / 5), (1e-4, 6, 0.02)
 VARIANTS, ENOUGH = range(1, 7), 0.03
 
 
-def without(stored: Any, found: Any, numbers: float) -> Any:
+def without(stored: Any, values: Any, numbers: float) -> Any:
     """The stored values, but for those that differ from the found ones."""
-    if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
-        return {key: without(stored[key], found[key], numbers) for key in stored}
-    if isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
-        return [without(*both, numbers) for both in zip(stored, found, strict=True)]
-    return LEFT_OUT if differences(stored, found, numbers) else stored
+    if isinstance(stored, dict) and isinstance(values, dict) and stored.keys() == values.keys():
+        return {key: without(stored[key], values[key], numbers) for key in stored}
+    if isinstance(stored, list) and isinstance(values, list) and len(stored) == len(values):
+        return [without(*both, numbers) for both in zip(stored, values, strict=True)]
+    return LEFT_OUT if differences(stored, values, numbers) else stored
 
 
 def count(stored: Any, only: str | None = None) -> int:
@@ -73,15 +73,15 @@ def record(name: str) -> tuple[int, Any]:
     """The variant of a case of which least is left out, and its values."""
     best: tuple[int, int, Any] | None = None
     for variant in VARIANTS:
-        found = plain(cases.CASES[name](variant))
+        values = plain(cases.CASES[name](variant))
         for scale, draws, change in (SMALL, LARGE):
             for seed in range(1, 1 + draws):
                 with disturbed(scale, seed):
-                    found = without(found, plain(cases.CASES[name](variant)), change)
-        missing = count(found, LEFT_OUT)
+                    values = without(values, plain(cases.CASES[name](variant)), change)
+        missing = count(values, LEFT_OUT)
         if best is None or missing < best[0]:
-            best = missing, variant, found
-        if missing <= ENOUGH * count(found):
+            best = missing, variant, values
+        if missing <= ENOUGH * count(values):
             break
     assert best is not None
     return best[1:]

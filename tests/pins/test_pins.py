@@ -17,8 +17,8 @@ def test_every_case_is_stored_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_pinned(name: str) -> None:
     stored = json.loads((STORED / f"{name}.json").read_text())
-    found = plain(CASES[name](stored["variant"]))
-    differing = differences(stored["values"], found)
+    values = plain(CASES[name](stored["variant"]))
+    differing = differences(stored["values"], values)
     assert not differing, "\n".join([f"{len(differing)} values differ, the first of them:", *differing[:20]])
 
 

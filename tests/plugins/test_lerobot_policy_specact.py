@@ -137,11 +137,11 @@ def test_observations_reach_the_policies_as_they_were() -> None:
     shown = torch.from_numpy(frames).permute(0, 3, 1, 2)
     for image in (shown, shown.float() / 255, (shown.float() - 0.3).clamp(0) / 255):
         batch = {"observation.images.top": image, "observation.state": torch.from_numpy(state), "action": None}
-        found = rows(batch | {"task": ["push", "lift"], "next.done": torch.zeros(2)})
-        assert [row.keys() for row in found] == [{"image.top", "state", "instruction"}] * 2
-        assert [row["instruction"] for row in found] == ["push", "lift"]
-        np.testing.assert_array_equal([row["image.top"] for row in found], frames)
-        np.testing.assert_array_equal([row["state"] for row in found], state)
+        observations = rows(batch | {"task": ["push", "lift"], "next.done": torch.zeros(2)})
+        assert [row.keys() for row in observations] == [{"image.top", "state", "instruction"}] * 2
+        assert [row["instruction"] for row in observations] == ["push", "lift"]
+        np.testing.assert_array_equal([row["image.top"] for row in observations], frames)
+        np.testing.assert_array_equal([row["state"] for row in observations], state)
     assert rows({"observation.state": torch.zeros(1, 4), "task": "push"})[0]["instruction"] == "push"
     with pytest.raises(ConfigError, match="no observations; it gave task"):
         rows({"task": "push"})
@@ -182,11 +182,11 @@ def test_every_row_of_a_batch_is_a_robot_of_its_own() -> None:
                 for _ in range(size)
             ]
             batch = {f"observation.{name}": np.array([row[name] for row in seen], np.float32) for name in seen[0]}
-            found = policy.select_action({name: torch.from_numpy(values) for name, values in batch.items()})
+            actions = policy.select_action({name: torch.from_numpy(values) for name, values in batch.items()})
             wanted = [
                 robot.act({k: np.float32(v) for k, v in row.items()}) for robot, row in zip(alone, seen, strict=False)
             ]
-            np.testing.assert_array_equal(found.numpy(), np.stack(wanted))
+            np.testing.assert_array_equal(actions.numpy(), np.stack(wanted))
 
 
 def test_an_observation_that_cannot_be_used_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,10 +233,10 @@ def test_the_actions_are_those_of_the_policy_in_this_process(
             if step % steps == 0:
                 drawn = stream(5, Role.VERIFY, episode=episode, step=step // steps)
                 chunk = here.infer(window, drawn)
-            found = policy.select_action(batch)[0].numpy()
-            np.testing.assert_allclose(found, chunk[step % steps], rtol=1e-4, atol=1e-4)
+            action = policy.select_action(batch)[0].numpy()
+            np.testing.assert_allclose(action, chunk[step % steps], rtol=1e-4, atol=1e-4)
             if theirs is not None and before is not None and after is not None:
-                np.testing.assert_allclose(found, after(theirs.select_action(before(batch)))[0].numpy(), atol=1e-4)
+                np.testing.assert_allclose(action, after(theirs.select_action(before(batch)))[0].numpy(), atol=1e-4)
 
 
 def test_the_fallback_acts_when_the_server_is_gone(
@@ -247,12 +247,12 @@ def test_the_fallback_acts_when_the_server_is_gone(
     arguments = ["serve", "--policy", f"lerobot:{saved('act')}@10", "--port", "0"]
     with ServerProcess(arguments, ready_within_s=LONG_S) as process:
         url, still = f"ws://127.0.0.1:{process.port}", [0.5, -1.0]
-        own: tuple[dict[str, Any], ...] = (
+        configs: tuple[dict[str, Any], ...] = (
             {}, {"max_consecutive_misses": 1, "stop_action": still},
             {"draft": f"lerobot:{saved('act')}@10", "gate": "always"},
         )  # fmt: skip
         holds, stops, drafts = (
-            SpecactPolicy(SpecactConfig(server=url, deadline_ms=LONG_MS, n_action_steps=2, **more)) for more in own
+            SpecactPolicy(SpecactConfig(server=url, deadline_ms=LONG_MS, n_action_steps=2, **more)) for more in configs
         )
         for policy in (holds, stops, drafts):
             policy.reset()
@@ -385,24 +385,24 @@ def test_an_environment_in_lerobots_terms_is_the_same_and_says_when_it_succeeds(
 def test_a_served_policy_of_lerobots_in_lerobot_eval(
     tmp_path: Path, environment: dict[str, str], served: Callable[[str], str]
 ) -> None:
-    said, found = lerobot_eval(
+    said, results = lerobot_eval(
         tmp_path, environment, f"--policy.server={served('act')}", f"--policy.deadline_ms={LONG_MS:.0f}",
         "--policy.n_action_steps=4", "--env.type=pusht", "--env.episode_length=12", "--eval.batch_size=2",
         "--eval.n_episodes=2",
     )  # fmt: skip
-    assert found["n_episodes"] == 2
+    assert results["n_episodes"] == 2
     assert counted(said) == [{"inferences": 3, "chunks": 3}] * 2
 
 
 def test_a_task_of_libero_in_lerobot_eval_succeeds(tmp_path: Path, environment: dict[str, str]) -> None:
     """In the study of LIBERO the policy did in 20 of 20 episodes; at .95 all three fail once in 8,000."""
     task = "libero-spatial/pick_up_the_black_bowl_from_table_center_and_place_it_on_the_plate"
-    said, found = lerobot_eval(
+    said, results = lerobot_eval(
         tmp_path, environment | {"MUJOCO_GL": "egl"}, f"--policy.bundle={ROOT / 'pretrained/libero-spatial-flow'}",
         "--policy.gate=always", "--env.type=specact", f"--env.task={task}",
         "--env.frames={image.agentview: [64, 64], image.wrist: [64, 64]}", "--eval.batch_size=1", "--eval.n_episodes=3",
     )  # fmt: skip
-    assert found["n_episodes"] == 3 and found["pc_success"] > 0.0
+    assert results["n_episodes"] == 3 and results["pc_success"] > 0.0
     (robot,) = counted(said)
     assert robot["transmitted"] == robot["steps"] > 0
 

@@ -137,18 +137,18 @@ class Question:
     id: int = 0
 
 
-Behave = Callable[["There", Peer, Question], None]
+Behave = Callable[["FakeServer", Peer, Question], None]
 
 
-def honest(there: There, peer: Peer, question: Question) -> None:
-    peer.say(there.reply(question))
+def honest(server: FakeServer, peer: Peer, question: Question) -> None:
+    peer.say(server.reply(question))
 
 
-def silent(there: There, peer: Peer, question: Question) -> None:
+def silent(server: FakeServer, peer: Peer, question: Question) -> None:
     """Says nothing."""
 
 
-class There:
+class FakeServer:
     """A server of a chunk policy that greets and answers as told.
 
     Attributes:
@@ -213,11 +213,11 @@ class Device:
         """The cause of the miss, or None for the answer."""
         self._number += 1
         window, address = Window({"state": np.array([[self._number, 0.0]], np.float32)}), StepAddress(0, 0, 0, 0)
-        found = self._target.submit(window, address).result()
-        if isinstance(found, Miss):
-            self.causes[found.cause] += 1
-            return found.cause
-        np.testing.assert_array_equal(found.value, answer_to(self._number))
+        outcome = self._target.submit(window, address).result()
+        if isinstance(outcome, Miss):
+            self.causes[outcome.cause] += 1
+            return outcome.cause
+        np.testing.assert_array_equal(outcome.value, answer_to(self._number))
         return None
 
     def asks(self, count: int) -> list[str | None]:
@@ -250,15 +250,15 @@ def asking(protocol: str, port: int, deadline_ms: float = PATIENT_MS, **changes:
 
 
 @contextmanager
-def misbehaving(protocol: str) -> Iterator[tuple[There, int]]:
+def misbehaving(protocol: str) -> Iterator[tuple[FakeServer, int]]:
     """A server that does as it is told, and its port."""
-    there = There(protocol)
-    with listening(there.serve) as port:
+    server = FakeServer(protocol)
+    with listening(server.serve) as port:
         try:
-            yield there, port
+            yield server, port
         finally:
-            there.released.set()
-            there.open.set()
+            server.released.set()
+            server.open.set()
 
 
 def refusal(client: Client) -> str:

@@ -23,9 +23,9 @@ from tests.remote.conftest import (
     PATIENT_MS,
     QUICK,
     Behave,
+    FakeServer,
     Peer,
     Question,
-    There,
     asking,
     at,
     endpoint_of,
@@ -49,20 +49,20 @@ from specact.wire.exchange import Request
 from specact.wire.messages import ErrorCode, Failure, encode
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-Message = Callable[[There, Question], Any]
+Message = Callable[[FakeServer, Question], Any]
 ZEROS = Request(CONTRACT.observation.zeros(), StepAddress(0, 0, 0, 0))
 
 
 def replying(*number: float, **fields: Any) -> Message:
-    return lambda there, question: there.reply(question, *number, **fields)
+    return lambda server, question: server.reply(question, *number, **fields)
 
 
 def failure(code: ErrorCode) -> Message:
-    return lambda there, question: Failure(question.id, code, "no")
+    return lambda server, question: Failure(question.id, code, "no")
 
 
 def saying(message: Any) -> Message:
-    return lambda there, question: message
+    return lambda server, question: message
 
 
 CAUSES = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
@@ -89,14 +89,14 @@ TIMES: list[Any] = [None, 3, {}, {"infer_ms": "x"}, {"infer_ms": np.nan}, {"infe
 def test_what_is_no_valid_answer_is_a_miss_by_its_cause_and_the_next_one_is_found(case: tuple[str, str]) -> None:
     (protocol, _), (wrong, cause) = case, INVALID[case]
 
-    def behave(there: There, peer: Peer, question: Question) -> None:
-        number = len(there.questions)
+    def behave(server: FakeServer, peer: Peer, question: Question) -> None:
+        number = len(server.questions)
         # Whatever an openpi server says of its time.
-        time_of = {} if there.native else {"server_timing": TIMES[number % len(TIMES)]}
-        peer.say(wrong(there, question) if number % 2 else there.reply(question, **time_of))
+        time_of = {} if server.native else {"server_timing": TIMES[number % len(TIMES)]}
+        peer.say(wrong(server, question) if number % 2 else server.reply(question, **time_of))
 
-    with misbehaving(protocol) as (there, port), asking(protocol, port) as device:
-        there.behave = behave
+    with misbehaving(protocol) as (server, port), asking(protocol, port) as device:
+        server.behave = behave
         assert device.asks(14) == [cause, None] * 7
         assert device.client.counts["connections"] == 1 and device.client.counts["requests"] == 14
 
@@ -110,52 +110,52 @@ def test_an_outcome_beyond_reason_is_a_miss(ball: Pair[Any]) -> None:
 
     proposal = ball.drafter().propose(ball.observation.zeros(), np.random.default_rng(0))
     exchange: Any = ball.exchange
-    found = RemoteVerifier(Huge(), exchange, 10.0).submit(proposal, StepAddress(0, 0, 0, 0)).result()  # type: ignore[arg-type]
-    assert isinstance(found, Miss) and found.cause == "invalid"
+    outcome = RemoteVerifier(Huge(), exchange, 10.0).submit(proposal, StepAddress(0, 0, 0, 0)).result()  # type: ignore[arg-type]
+    assert isinstance(outcome, Miss) and outcome.cause == "invalid"
 
 
 def preceded_by(*messages: Any) -> Behave:
     """The right answer, after others; a function makes one of server and question."""
 
-    def behave(there: There, peer: Peer, question: Question) -> None:
+    def behave(server: FakeServer, peer: Peer, question: Question) -> None:
         for message in messages:
-            peer.say(message(there, question) if callable(message) else message)
-        peer.say(there.reply(question))
+            peer.say(message(server, question) if callable(message) else message)
+        peer.say(server.reply(question))
 
     return behave
 
 
 HARMLESS: dict[str, tuple[Behave, str]] = {
     "three times": (preceded_by(replying(), replying()), "unwanted"),
-    "after the last one": (preceded_by(lambda there, question: there.reply(there.questions[-2])), "unwanted"),
+    "after the last one": (preceded_by(lambda server, question: server.reply(server.questions[-2])), "unwanted"),
     "after a foreign id": (preceded_by(replying(id=10**9)), "unwanted"),
     "after an error without an id": (preceded_by(Failure(None, ErrorCode.BAD_MESSAGE, "what?")), "unwanted"),
     "after garbage": (preceded_by(b"\xc1\xff" * 40), "unreadable"),
     "after nothing": (preceded_by(b""), "unreadable"),
     "after text": (preceded_by("how are you?"), "unreadable"),
     "after a nest of lists": (preceded_by(b"\x91" * 5000), "unreadable"),
-    "in many pieces": (lambda there, peer, question: peer.say(there.reply(question), pieces=50), "answered"),
+    "in many pieces": (lambda server, peer, question: peer.say(server.reply(question), pieces=50), "answered"),
 }
 
 
 @pytest.mark.parametrize("case", HARMLESS)
 def test_the_answer_is_found_among_others(case: str) -> None:
     behave, counted = HARMLESS[case]
-    with misbehaving("specact") as (there, port), asking("specact", port) as device:
+    with misbehaving("specact") as (server, port), asking("specact", port) as device:
         device.asks(2)
-        there.behave = behave
+        server.behave = behave
         assert device.asks(8) == [None] * 8
         wait_for(lambda: device.client.counts[counted] > 0)
         assert device.client.counts["connections"] == 1
-        assert len({question.id for question in there.questions}) == len(there.questions) == 10
+        assert len({question.id for question in server.questions}) == len(server.questions) == 10
 
 
 def under_another_id(change: Any) -> Behave:
-    return lambda there, peer, question: peer.say(there.reply(question, id=change(question.id)))
+    return lambda server, peer, question: peer.say(server.reply(question, id=change(question.id)))
 
 
-def pinging(there: There, peer: Peer, question: Question) -> None:
-    while not there.released.is_set():
+def pinging(server: FakeServer, peer: Peer, question: Question) -> None:
+    while not server.released.is_set():
         peer.raw(b"\x89\x00")
         time.sleep(0.02)
 
@@ -165,8 +165,8 @@ LOST: dict[tuple[str, str], Behave] = {
     ("specact", "a foreign id"): under_another_id(lambda identity: identity + 10**6),
     ("specact", "an id that is no integer"): under_another_id(float),
     ("specact", "no id"): under_another_id(lambda identity: None),
-    ("specact", "text"): lambda there, peer, question: peer.say("x" * 100, pieces=3),
-    ("specact", "half of it"): lambda there, peer, question: peer.say(encode(there.reply(question))[:-10]),
+    ("specact", "text"): lambda server, peer, question: peer.say("x" * 100, pieces=3),
+    ("specact", "half of it"): lambda server, peer, question: peer.say(encode(server.reply(question))[:-10]),
     ("specact", "nothing at all"): silent,
     ("openpi", "nothing at all"): silent, ("openpi", "no more than pings"): pinging,
 }  # fmt: skip
@@ -176,79 +176,79 @@ LOST: dict[tuple[str, str], Behave] = {
 def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(case: tuple[str, str]) -> None:
     protocol, silence_s = case[0], 3.0 if case[0] == "specact" else 0.3
     with (
-        misbehaving(protocol) as (there, port), asking(protocol, port, 40.0, silence_s=silence_s) as device,
+        misbehaving(protocol) as (server, port), asking(protocol, port, 40.0, silence_s=silence_s) as device,
     ):  # fmt: skip
         device.find_back()
-        there.behave = LOST[case]
+        server.behave = LOST[case]
         first = device.asks(6)[0]
-        there.behave = honest
+        server.behave = honest
         device.find_back()
         assert first == "deadline" and set(device.causes) <= {"deadline", "disconnected", "held_back"}
         # In openpi's protocol, which has no ids, a lost reply costs the connection.
-        assert there.native == (device.client.counts["connections"] == 1)
-        assert max(Counter(question.number for question in there.questions).values()) == 1, "it was sent again"
+        assert server.native == (device.client.counts["connections"] == 1)
+        assert max(Counter(question.number for question in server.questions).values()) == 1, "it was sent again"
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_a_late_answer_is_dropped_and_counted(protocol: str) -> None:
-    with misbehaving(protocol) as (there, port), asking(protocol, port, 150.0, silence_s=60.0) as device:
+    with misbehaving(protocol) as (server, port), asking(protocol, port, 150.0, silence_s=60.0) as device:
 
-        def behave(there: There, peer: Peer, question: Question) -> None:
-            assert there.released.wait(60)
-            peer.say(there.reply(question))
+        def behave(server: FakeServer, peer: Peer, question: Question) -> None:
+            assert server.released.wait(60)
+            peer.say(server.reply(question))
 
         device.find_back()
-        answered, there.behave = device.client.counts["answered"], behave
+        answered, server.behave = device.client.counts["answered"], behave
         assert device.asks(2) == ["deadline"] * 2
         # Without ids nothing more is sent while a reply is outstanding.
         late = device.client.counts["requests"] - answered
-        assert late == 2 if there.native else late == 1 + device.client.counts["late"]
+        assert late == 2 if server.native else late == 1 + device.client.counts["late"]
         assert device.client.request("infer", ZEROS, 1e-3, wait_if_busy=True).result().cause == "deadline"  # type: ignore[union-attr]
-        there.released.set()
+        server.released.set()
         wait_for(lambda: device.client.counts["late"] >= late)
         assert device.client.counts["answered"] == answered
         device.find_back()
         assert device.client.counts["connections"] == 1
 
 
-def late(there: There, peer: Peer, question: Question) -> None:
+def late(server: FakeServer, peer: Peer, question: Question) -> None:
     time.sleep(0.25 + 0.005 * (question.number % 30))
-    honest(there, peer, question)
+    honest(server, peer, question)
 
 
-def twice(there: There, peer: Peer, question: Question) -> None:
-    honest(there, peer, question)
-    honest(there, peer, question)
+def twice(server: FakeServer, peer: Peer, question: Question) -> None:
+    honest(server, peer, question)
+    honest(server, peer, question)
 
 
-def failing(there: There, peer: Peer, question: Question) -> None:
+def failing(server: FakeServer, peer: Peer, question: Question) -> None:
     peer.say("Traceback")
     peer.raw(b"\x88\x02\x03\xf3")
 
 
 BEHAVIOURS: list[Behave] = [
     *[honest] * 4, twice, late, failing, silent,
-    lambda there, peer, question: peer.say("no"), lambda there, peer, question: peer.raw(b"\x88\x02\x03\xf3"),
-    lambda there, peer, question: peer.say(there.reply(question, np.inf)),
-    lambda there, peer, question: peer.side.shutdown(socket.SHUT_RDWR),
+    lambda server, peer, question: peer.say("no"), lambda server, peer, question: peer.raw(b"\x88\x02\x03\xf3"),
+    lambda server, peer, question: peer.say(server.reply(question, np.inf)),
+    lambda server, peer, question: peer.side.shutdown(socket.SHUT_RDWR),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_whatever_it_does_no_step_gets_the_answer_of_another(protocol: str) -> None:
     rng = random.Random(0)
-    with misbehaving(protocol) as (there, port), asking(protocol, port, 200.0, silence_s=0.15) as device:
-        there.behave = lambda there, peer, question: rng.choice(BEHAVIOURS)(there, peer, question)
-        found = []
+    with misbehaving(protocol) as (server, port), asking(protocol, port, 200.0, silence_s=0.15) as device:
+        server.behave = lambda server, peer, question: rng.choice(BEHAVIOURS)(server, peer, question)
+        causes = []
         for _ in range(60):
-            found.append(device.ask())
+            causes.append(device.ask())
             wait_for(lambda: device.client.problem is None)
-        assert None in found and len(device.causes) > 1
-        there.behave = honest
+        assert None in causes and len(device.causes) > 1
+        server.behave = honest
         device.find_back()
 
 
-def reset(there: There, peer: Peer, question: Question) -> None:
+def reset(server: FakeServer, peer: Peer, question: Question) -> None:
     peer.side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.side.close()
 
@@ -258,49 +258,49 @@ def reset(there: There, peer: Peer, question: Question) -> None:
 def test_a_link_that_breaks_costs_few_deadlines(fault: str, protocol: str) -> None:
     silence_s = 60.0 if fault == "patient" else 1.0
 
-    def behave(there: There, peer: Peer, question: Question) -> None:
-        if fault == "half open" and peer is there.peers[0]:
-            there.released.wait(60)  # the connection looks open
-        elif fault == "reset and refused" and not there.open.is_set():
-            there.refused = True
-            reset(there, peer, question)
+    def behave(server: FakeServer, peer: Peer, question: Question) -> None:
+        if fault == "half open" and peer is server.peers[0]:
+            server.released.wait(60)  # the connection looks open
+        elif fault == "reset and refused" and not server.open.is_set():
+            server.refused = True
+            reset(server, peer, question)
         else:
             # Nothing passes, and nothing is lost.
-            assert there.open.wait(60)
-            honest(there, peer, question)
+            assert server.open.wait(60)
+            honest(server, peer, question)
 
-    with misbehaving(protocol) as (there, port), asking(protocol, port, 200.0, silence_s=silence_s) as device:
+    with misbehaving(protocol) as (server, port), asking(protocol, port, 200.0, silence_s=silence_s) as device:
         device.find_back()
-        before, there.behave = device.causes["deadline"], behave
+        before, server.behave = device.causes["deadline"], behave
         if fault != "half open":
-            there.open.clear()
+            server.open.clear()
         while device.causes.total() < (4 if fault == "half open" else 12):
             device.ask()
         assert set(device.causes) <= {"deadline", "disconnected", "held_back"}
         # Three in a row, and nothing more is sent before a sign of life; without ids no other waits at all.
-        assert not there.native or device.causes["deadline"] - before <= 4
-        assert not (there.native and fault == "patient") or device.causes["held_back"] >= 8
-        there.refused = False
-        there.open.set()
+        assert not server.native or device.causes["deadline"] - before <= 4
+        assert not (server.native and fault == "patient") or device.causes["held_back"] >= 8
+        server.refused = False
+        server.open.set()
         device.find_back()
         assert device.client.counts["connections"] >= (2 if fault in ("half open", "reset and refused") else 1)
-        assert len({question.number for question in there.questions}) == len(there.questions)
+        assert len({question.number for question in server.questions}) == len(server.questions)
 
 
-def flood(there: There, peer: Peer, question: Question) -> None:
-    reply = there.reply(question, id=10**9) if there.native else there.reply(question)
-    peer.raw(frame(encode(reply) if there.native else reply) * 1000)
+def flood(server: FakeServer, peer: Peer, question: Question) -> None:
+    reply = server.reply(question, id=10**9) if server.native else server.reply(question)
+    peer.raw(frame(encode(reply) if server.native else reply) * 1000)
 
 
 ENDINGS: dict[str, Behave] = {
     "reset": reset,
-    "an oversized reply": lambda there, peer, question: peer.say(b"\0" * (1 << 21)),
-    "an oversized reply in pieces": lambda there, peer, question: peer.say(b"\0" * (1 << 21), pieces=40),
-    "a frame that is none": lambda there, peer, question: peer.raw(b"\x83\x00"),
-    "a close frame": lambda there, peer, question: peer.raw(b"\x88\x02\x03\xe9"),
-    "HTTP in the middle": lambda there, peer, question: peer.raw(b"HTTP/1.1 502 Bad Gateway\r\n" + b"a: b\r\n" * 20),
-    "a flood of pings": lambda there, peer, question: peer.raw(b"\x89\x00" * 5000),
-    "a flood of empty frames": lambda there, peer, question: peer.raw(b"\x02\x00" + b"\x00\x00" * 5000),
+    "an oversized reply": lambda server, peer, question: peer.say(b"\0" * (1 << 21)),
+    "an oversized reply in pieces": lambda server, peer, question: peer.say(b"\0" * (1 << 21), pieces=40),
+    "a frame that is none": lambda server, peer, question: peer.raw(b"\x83\x00"),
+    "a close frame": lambda server, peer, question: peer.raw(b"\x88\x02\x03\xe9"),
+    "HTTP in the middle": lambda server, peer, question: peer.raw(b"HTTP/1.1 502 Bad Gateway\r\n" + b"a: b\r\n" * 20),
+    "a flood of pings": lambda server, peer, question: peer.raw(b"\x89\x00" * 5000),
+    "a flood of empty frames": lambda server, peer, question: peer.raw(b"\x02\x00" + b"\x00\x00" * 5000),
     "a flood of replies": flood,
 }
 
@@ -308,17 +308,17 @@ ENDINGS: dict[str, Behave] = {
 @pytest.mark.parametrize("protocol", BOTH)
 @pytest.mark.parametrize("case", ENDINGS)
 def test_after_a_lost_connection_nothing_is_sent_again(case: str, protocol: str) -> None:
-    with misbehaving(protocol) as (there, port), asking(protocol, port, 2000.0) as device:
+    with misbehaving(protocol) as (server, port), asking(protocol, port, 2000.0) as device:
         device.asks(3)
-        there.behave = ENDINGS[case]
+        server.behave = ENDINGS[case]
         for _ in range(4):
             device.ask()
             time.sleep(0.05)
-        there.behave = honest
+        server.behave = honest
         device.find_back()
         assert device.causes["disconnected"] > 0 and set(device.causes) <= {"disconnected", "deadline"}
         assert device.client.counts["connections"] > 1
-        assert max(Counter(question.number for question in there.questions).values()) == 1
+        assert max(Counter(question.number for question in server.questions).values()) == 1
 
 
 def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without() -> None:
@@ -327,7 +327,7 @@ def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without() -> No
     def serve(side: socket.socket) -> None:
         peer = Peer(side)
         for _ in peer.messages():
-            peer.say(There("specact").greeting)
+            peer.say(FakeServer("specact").greeting)
             break
         while data := side.recv(65536):
             received.append(data)
@@ -344,15 +344,15 @@ def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at
     def hang_up(side: socket.socket) -> None:
         tried.setdefault(side.getsockname()[1], []).append(time.monotonic())
 
-    with timeouts(first_delay_s=0.02, longest_delay_s=0.32), listening(hang_up) as one, listening(hang_up) as other:
-        with Client(at(one), CONTRACT), Client(at(other), CONTRACT):
+    with timeouts(first_delay_s=0.02, longest_delay_s=0.32), listening(hang_up) as first, listening(hang_up) as second:
+        with Client(at(first), CONTRACT), Client(at(second), CONTRACT):
             wait_for(lambda: len(tried) == 2 and min(map(len, tried.values())) >= 7)
         pauses = {port: np.diff(moments) for port, moments in tried.items()}
     for waits in pauses.values():
         # Never below the delay, which doubles up to its longest.
         for wait, least in zip(waits, (0.02, 0.04, 0.08, 0.16, 0.32, 0.32), strict=False):
             assert wait >= least - 0.01
-    assert not np.allclose(pauses[one][:6], pauses[other][:6], atol=1e-4)
+    assert not np.allclose(pauses[first][:6], pauses[second][:6], atol=1e-4)
 
 
 # First messages that are not accepted, by a word of the reason; and those after which another attempt may succeed.
@@ -377,9 +377,9 @@ PASSING: dict[tuple[str, str], Any] = {
 def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(case: tuple[str, str]) -> None:
     (protocol, word), greeting = case, (GREETINGS | PASSING)[case]
     contract = dataclasses.replace(CONTRACT, fingerprint="0123456789abcdef" if word[0] == "f" else "")
-    with timeouts(connect_timeout_s=0.5 if greeting is None else 10.0), misbehaving(protocol) as (there, port):
+    with timeouts(connect_timeout_s=0.5 if greeting is None else 10.0), misbehaving(protocol) as (server, port):
         changed = isinstance(greeting, dict)
-        there.greeting = msgspec.structs.replace(there.greeting, **greeting) if changed else greeting
+        server.greeting = msgspec.structs.replace(server.greeting, **greeting) if changed else greeting
         with Client(endpoint_of(protocol, port), contract) as client:
             if case in GREETINGS:
                 # At once: after the timeout the error would be another one.
@@ -387,34 +387,34 @@ def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(c
                     client.connect(60.0)
             reason = str(caught.value) if case in GREETINGS else refusal(client)
             assert word in reason and reason.isprintable() and len(reason) < 700
-            found = client.request("infer", ZEROS, 100.0).result()
-            assert isinstance(found, Miss) and found.cause == "disconnected" and not there.questions
+            outcome = client.request("infer", ZEROS, 100.0).result()
+            assert isinstance(outcome, Miss) and outcome.cause == "disconnected" and not server.questions
 
 
 def test_a_server_that_was_full_is_tried_again_and_one_of_the_same_target_is_the_one() -> None:
     contract = dataclasses.replace(CONTRACT, fingerprint="0" * 16)
-    with misbehaving("specact") as (there, port), timeouts(**QUICK), Client(at(port), contract) as client:
+    with misbehaving("specact") as (server, port), timeouts(**QUICK), Client(at(port), contract) as client:
         client.connect(10.0)
-        welcome, there.greeting = there.greeting, Failure(None, ErrorCode.OVERLOADED, "full")
-        there.peers[0].side.shutdown(socket.SHUT_RDWR)
-        wait_for(lambda: len(there.peers) > 3)
+        welcome, server.greeting = server.greeting, Failure(None, ErrorCode.OVERLOADED, "full")
+        server.peers[0].side.shutdown(socket.SHUT_RDWR)
+        wait_for(lambda: len(server.peers) > 3)
         assert "full" in str(client.problem)
-        there.greeting = welcome
+        server.greeting = welcome
         wait_for(lambda: client.problem is None)
 
 
 def test_a_device_says_how_often_and_by_when_it_will_ask() -> None:
-    with misbehaving("specact") as (there, port):
+    with misbehaving("specact") as (server, port):
         with Client(at(port), CONTRACT, rate_hz=4.0, deadline_ms=50.0) as client:
             client.connect(10.0)
         connect(f"ws://127.0.0.1:{port}", rate_hz=lambda spec: spec.rate_hz / spec.chunk, deadline_ms=90.0).close()
-        said = [(hello.rate_hz, hello.deadline_ms) for hello in there.hellos]
+        said = [(hello.rate_hz, hello.deadline_ms) for hello in server.hellos]
         assert said == [(4.0, 50.0), (None, None), (20.0 / 3.0, 90.0)]
 
 
 def test_the_names_of_a_server_are_printable_and_short() -> None:
-    with misbehaving("specact") as (there, port):
-        there.greeting = msgspec.structs.replace(there.greeting, bundle="a\x1b[2J" + "b" * 999, version="\n")
+    with misbehaving("specact") as (server, port):
+        server.greeting = msgspec.structs.replace(server.greeting, bundle="a\x1b[2J" + "b" * 999, version="\n")
         with asking("specact", port) as device:
             welcome = device.client.connect(10.0)
             assert welcome.bundle == "a?[2J" + "b" * 59 and welcome.version == "?"
@@ -444,8 +444,8 @@ def test_what_is_no_websocket_is_a_reason(case: str) -> None:
 
 
 def test_a_client_can_be_closed_during_a_step_which_is_a_miss() -> None:
-    with misbehaving("specact") as (there, port):
-        there.behave = silent
+    with misbehaving("specact") as (server, port):
+        server.behave = silent
         client = Client(at(port), CONTRACT)
         client.connect(10.0)
         results: list[Any] = []
@@ -459,24 +459,24 @@ def test_a_client_can_be_closed_during_a_step_which_is_a_miss() -> None:
 
 
 def test_requests_that_are_never_answered_cost_little_memory() -> None:
-    with misbehaving("specact") as (there, port), asking("specact", port) as device:
-        there.behave = silent
+    with misbehaving("specact") as (server, port), asking("specact", port) as device:
+        server.behave = silent
         pending = [device.client.request("infer", ZEROS, PATIENT_MS) for _ in range(600)]
         assert device.client.counts["requests"] == 600 and not any(request.done() for request in pending[-200:])
         # The oldest are given up. A reply that comes before it is waited for is kept.
         assert isinstance(pending[0].result(), Miss)
-        there.behave = honest
+        server.behave = honest
         kept = device.client.request("infer", ZEROS, PATIENT_MS)
         wait_for(kept.done)
         assert kept.sent and not isinstance(kept.result(), Miss)
 
 
 def test_the_token_goes_into_the_head_and_is_not_shown() -> None:
-    with misbehaving("specact") as (there, port):
+    with misbehaving("specact") as (server, port):
         endpoint = Endpoint("ws", "127.0.0.1", port, "open-sesame-0123456789")
         with Client(endpoint, CONTRACT) as client:
             client.connect(10.0)
-        assert there.peers[0].headers["Authorization"] == "Bearer open-sesame-0123456789"
+        assert server.peers[0].headers["Authorization"] == "Bearer open-sesame-0123456789"
     assert "sesame" not in repr(endpoint) + str(endpoint)
 
 

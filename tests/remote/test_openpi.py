@@ -19,9 +19,9 @@ from tests.children import wait_for
 from tests.remote.conftest import (
     CONTRACT,
     PATIENT_MS,
+    FakeServer,
     Peer,
     Question,
-    There,
     answer_to,
     asking,
     honest,
@@ -72,26 +72,26 @@ shape = [2]
 """
 
 
-@pytest.mark.parametrize("again", ["while the next request is on its way", "as its reply"])
-def test_a_reply_that_comes_again_is_no_reply_to_the_next_request(again: str) -> None:
-    def behave(there: There, peer: Peer, question: Question) -> None:
-        told = there.questions[0] if again == "as its reply" and len(there.questions) == 2 else question
-        peer.say(there.reply(told, server_timing={"infer_ms": 1.5}))
-        if again != "as its reply" and len(there.peers) == 1:
+@pytest.mark.parametrize("repeat", ["while the next request is on its way", "as its reply"])
+def test_a_reply_that_comes_again_is_no_reply_to_the_next_request(repeat: str) -> None:
+    def behave(server: FakeServer, peer: Peer, question: Question) -> None:
+        told = server.questions[0] if repeat == "as its reply" and len(server.questions) == 2 else question
+        peer.say(server.reply(told, server_timing={"infer_ms": 1.5}))
+        if repeat != "as its reply" and len(server.peers) == 1:
             # The next request has arrived, and is not read yet.
             select.select([peer.side], [], [], 60)
-            honest(there, peer, question)
+            honest(server, peer, question)
 
-    with misbehaving("openpi") as (there, port), asking("openpi", port) as device:
-        there.behave = behave
+    with misbehaving("openpi") as (server, port), asking("openpi", port) as device:
+        server.behave = behave
         assert device.asks(2) == [None, "disconnected"]
         wait_for(lambda: device.client.counts["connections"] == 2)
         assert device.asks(6) == [None] * 6
 
 
 def test_metadata_of_others_means_what_they_like_and_says_no_policy() -> None:
-    with misbehaving("openpi") as (there, port):
-        there.greeting = openpi.encode({"observation": 1, "action_horizon": 50, "bundle": ["x"], "a": np.zeros(3)})
+    with misbehaving("openpi") as (server, port):
+        server.greeting = openpi.encode({"observation": 1, "action_horizon": 50, "bundle": ["x"], "a": np.zeros(3)})
         with asking("openpi", port) as device:
             assert device.client.connect(10.0).bundle == "openpi"
         with pytest.raises(BundleError, match="TOML"):
@@ -194,8 +194,8 @@ def test_addresses_and_descriptions_that_cannot_be_used_and_a_pair_of_codes_are_
 def test_what_a_server_says_of_its_error_reaches_the_one_who_asks(tmp_path: Path) -> None:
     (tmp_path / "robot.toml").write_text(DESCRIPTION)
     trace = 'Traceback:\n  File "p.py"\nValueError: no camera\x1b\n'
-    with misbehaving("openpi") as (there, port):
-        there.behave = lambda there, peer, question: peer.say(trace)
+    with misbehaving("openpi") as (server, port):
+        server.behave = lambda server, peer, question: peer.say(trace)
         with specact.connect(f"openpi:ws://127.0.0.1:{port}#{tmp_path / 'robot.toml'}") as policy:
             assert policy.client.failure is None
             with pytest.raises(MissError, match=r"\(refused: ValueError: no camera\?\)"):

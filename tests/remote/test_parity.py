@@ -83,9 +83,9 @@ def walk(policy: SpeculativePolicy, pair: Any, steps: int = 200) -> tuple[list[S
     return records, np.stack(actions)
 
 
-def assert_same(one: tuple[list[StepRecord], np.ndarray], other: tuple[list[StepRecord], np.ndarray]) -> None:
-    np.testing.assert_array_equal(one[1], other[1])
-    for ours, theirs in zip(one[0], other[0], strict=True):
+def assert_same(first: tuple[list[StepRecord], np.ndarray], second: tuple[list[StepRecord], np.ndarray]) -> None:
+    np.testing.assert_array_equal(first[1], second[1])
+    for ours, theirs in zip(first[0], second[0], strict=True):
         assert (ours.address, ours.decision, ours.miss) == (theirs.address, theirs.decision, None)
         assert ours.origins.tolist() == theirs.origins.tolist()
 
@@ -250,9 +250,9 @@ def test_real_time_chunking_over_sockets_is_that_of_the_virtual_link(
     with serving(str(tiny_rtc), "--max-batch", "1", environment={"SPECACT_TOKEN": TOKEN}) as process:
         for bundle, port in ((flow, flow_server.port), (load_flow(tiny_rtc), process.port)):
             with specact.connect(f"ws://127.0.0.1:{port}", token=TOKEN, deadline_ms=PATIENT_MS) as policy:
-                (here, committed), there = played(LocalSource(bundle.policy())), played(policy)
-            np.testing.assert_array_equal(here, there[0])
-            assert committed == there[1] and max(committed) == 3 and len(here) > 30
+                (here, committed), remote = played(LocalSource(bundle.policy())), played(policy)
+            np.testing.assert_array_equal(here, remote[0])
+            assert committed == remote[1] and max(committed) == 3 and len(here) > 30
 
 
 @pytest.mark.parametrize("wrong", [{"low": [0, 0]}, {"high": [1]}, {"low": [2, 2]}, {"low": "x"}, {"high": [1e300, 1]}])

@@ -160,14 +160,14 @@ class Answers:
     def __init__(self, *answers: Miss | BaseException | None) -> None:
         self.spec = Prophet().spec
         self._answers = dict(enumerate(answers))
-        self.asked = 0
+        self.requests = 0
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
-        self.asked += 1
-        found = self._answers.get(self.asked - 1)
-        if isinstance(found, BaseException):
-            raise found
-        return found or (10.0 * self.asked + np.arange(CHUNK)[:, None]).astype(np.float32)
+        self.requests += 1
+        answer = self._answers.get(self.requests - 1)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer or (10.0 * self.requests + np.arange(CHUNK)[:, None]).astype(np.float32)
 
 
 def drive(
@@ -347,10 +347,10 @@ def test_another_episode_uses_nothing_of_the_last_one() -> None:
     runner.reset(episode=1)
     # Of the chunk that was under way nothing is played, and the next is asked for when it is out of the way.
     for expected in (None, None, 20.0):
-        found = runner.act(arm.observe())
-        assert found is None if expected is None else found is not None and found[0] == expected
+        action = runner.act(arm.observe())
+        assert action is None if expected is None else action is not None and action[0] == expected
         arm.clock.sleep(PERIOD)
-    assert source.asked == 2
+    assert source.requests == 2
 
 
 # ---- inference beside the loop ---------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def test_the_loop_goes_on_while_the_policy_thinks() -> None:
 
 def test_a_loop_may_wait_for_its_inferences() -> None:
     """Where the world waits as well nothing is idle but what was missed, as if inferences took no time."""
-    found = []
+    runs = []
     for inline in (True, False):
         arm, source = Arm(VirtualClock()), Answers(None, Miss("deadline", OffloadTimes()))
         inference = Inference(source) if inline else Timed(source, arm.clock, 0.0)
@@ -399,8 +399,8 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
             played.append(runner.act(arm.observe()))
             arm.clock.sleep(PERIOD)
         assert not runner.wait(60.0)
-        found.append((np.array(played).tolist(), dict(runner.counts)))
-    assert found[0] == found[1] and found[0][1]["deadline"] == found[0][1]["idle"] == 1
+        runs.append((np.array(played).tolist(), dict(runner.counts)))
+    assert runs[0] == runs[1] and runs[0][1]["deadline"] == runs[0][1]["idle"] == 1
 
 
 # ---- what does not fit is refused ------------------------------------------------------------------------------------
@@ -427,11 +427,11 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], named: str) -> No
 @pytest.mark.parametrize(("first", "sent", "misses"), [(1.5, 1.0, {}), (1e30, None, {"invalid": 1})])
 def test_a_chunk_far_outside_the_range_is_a_miss(first: float, sent: float | None, misses: dict[str, int]) -> None:
     arm, source = Arm(VirtualClock()), Prophet()
-    source.infer = lambda *asked: np.full((8, 1), first, np.float32)  # type: ignore[method-assign]
+    source.infer = lambda *arguments: np.full((8, 1), first, np.float32)  # type: ignore[method-assign]
     inference, limits = Timed(LocalSource(source), arm.clock, 0.0), ActionRange([-1.0], [1.0])
     runner = ChunkRunner(inference, Execution("synchronous", 1), action_range=limits, clock=arm.clock)
-    found = runner.act(arm.observe())
-    assert (None if found is None else float(found[0])) == sent and runner.summary()["missed"] == misses
+    action = runner.act(arm.observe())
+    assert (None if action is None else float(action[0])) == sent and runner.summary()["missed"] == misses
 
 
 def test_an_answer_of_another_shape_or_that_is_not_finite_is_not_played() -> None:
@@ -446,8 +446,8 @@ def test_an_answer_of_another_shape_or_that_is_not_finite_is_not_played() -> Non
     window, address = Prophet().spec.observation.zeros(), StepAddress(0, 0, 0, 0)
     with pytest.raises(BundleError, match=r"shape \(8, 1\), it gave \(7, 1\)"):
         LocalSource(Bad(np.zeros((7, 1), np.float32))).ask(window, address)
-    found = LocalSource(Bad(np.full((8, 1), np.nan, np.float32))).ask(window, address)
-    assert isinstance(found, Miss) and found.cause == "invalid"
+    outcome = LocalSource(Bad(np.full((8, 1), np.nan, np.float32))).ask(window, address)
+    assert isinstance(outcome, Miss) and outcome.cause == "invalid"
 
 
 def test_the_summary_counts_what_there_was() -> None:

@@ -231,12 +231,12 @@ def test_every_error_ends_in_the_stop_action(error: BaseException) -> None:
 
 def test_at_the_end_of_its_time_a_robot_stops_by_its_own_stop_or_the_stop_action_or_not_at_all() -> None:
     clock = VirtualClock()
-    arm, other, own = Arm(clock, GOOD), Arm(clock, GOOD), Stopping(clock, GOOD)
+    arm, bare_arm, stopping_arm = Arm(clock, GOOD), Arm(clock, GOOD), Stopping(clock, GOOD)
     drive(arm, stopping_policy(clock), 3, clock)
-    drive(other, policy_of(clock, [QUICK]), 3, clock)
-    drive(own, stopping_policy(clock), 3, clock)
-    assert arm.actions[3:] == [0.75] and len(other.actions) == 3
-    assert own.stops == 1 and len(own.actions) == 3 and 0.75 not in own.actions
+    drive(bare_arm, policy_of(clock, [QUICK]), 3, clock)
+    drive(stopping_arm, stopping_policy(clock), 3, clock)
+    assert arm.actions[3:] == [0.75] and len(bare_arm.actions) == 3
+    assert stopping_arm.stops == 1 and len(stopping_arm.actions) == 3 and 0.75 not in stopping_arm.actions
 
 
 def test_where_it_fails_the_stop_action_is_sent_and_the_first_error_is_the_one_that_is_raised() -> None:

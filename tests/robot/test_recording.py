@@ -40,22 +40,22 @@ TYPES = [ros.ARRAY, ros.IMAGE, ros.TEXT, ros.ACTION, ros.INFERENCE, ros.CHUNK, r
 
 def by_mcap(path: Path) -> tuple[dict[str, list[bytes]], dict[str, str]]:
     """Messages by topic, and our metadata."""
-    found: dict[str, list[bytes]] = {}
+    messages: dict[str, list[bytes]] = {}
     with path.open("rb") as file:
         reader = make_reader(file, validate_crcs=True)
         for _, channel, message in reader.iter_messages():
-            found.setdefault(channel.topic, []).append(message.data)
-        (about,) = (each.metadata for each in reader.iter_metadata())
-    return found, about
+            messages.setdefault(channel.topic, []).append(message.data)
+        (about,) = (record.metadata for record in reader.iter_metadata())
+    return messages, about
 
 
 def by_rosbags(path: Path) -> dict[str, list[Any]]:
     """Messages by topic, read by what the file says of their types."""
-    found: dict[str, list[Any]] = {}
+    messages: dict[str, list[Any]] = {}
     with AnyReader([path]) as reader:
         for connection, _, raw in reader.messages():
-            found.setdefault(connection.topic, []).append(reader.deserialize(raw, connection.msgtype))
-    return found
+            messages.setdefault(connection.topic, []).append(reader.deserialize(raw, connection.msgtype))
+    return messages
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_messages_are_what_ros_makes_of_the_same_values(kind: ros.MessageType) -
         "float32[]": lambda: rng.normal(size=rng.integers(6)).astype(np.float32),
     }
     for _ in range(30):
-        values = {name: draws[of]() for name, of in kind.fields.items()}
+        values = {name: draws[dtype]() for name, dtype in kind.fields.items()}
         made = kind.encode(values)
         if kind is ros.IMAGE:
             parts = {name: values[name] for name in ("sec", "nanosec", "frame_id")}
@@ -92,8 +92,8 @@ def test_messages_are_what_ros_makes_of_the_same_values(kind: ros.MessageType) -
         else:
             message = store.types[kind.name](**values)
         assert made == bytes(store.serialize_cdr(message, kind.name))
-        for name, found in kind.decode(made).items():
-            np.testing.assert_array_equal(found, values[name])
+        for name, value in kind.decode(made).items():
+            np.testing.assert_array_equal(value, values[name])
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------
@@ -101,40 +101,40 @@ def test_messages_are_what_ros_makes_of_the_same_values(kind: ros.MessageType) -
 
 def test_both_readers_find_what_the_robot_saw_and_did(tmp_path: Path) -> None:
     truth = record(tmp_path / "run.mcap")
-    found, (raw, about) = by_rosbags(tmp_path / "run.mcap"), by_mcap(tmp_path / "run.mcap")
-    assert {topic: len(messages) for topic, messages in found.items()} == {
+    topics, (raw, about) = by_rosbags(tmp_path / "run.mcap"), by_mcap(tmp_path / "run.mcap")
+    assert {topic: len(messages) for topic, messages in topics.items()} == {
         topic: len(messages) for topic, messages in raw.items()
     }
     seen = list(itertools.chain(*truth.seen))
-    for message, observation in zip(found["/observation/state"], seen, strict=True):
+    for message, observation in zip(topics["/observation/state"], seen, strict=True):
         assert message.values.tolist() == observation["state"].tolist() and message.shape.tolist() == [2]
-    for message, observation in zip(found["/observation/image/top"], seen, strict=True):
+    for message, observation in zip(topics["/observation/image/top"], seen, strict=True):
         assert message.format == "jpeg" and message.header.stamp.sec > 1_700_000_000
         files = to_jpeg(observation["image.top"][None], recording.JPEG_QUALITY)
         assert [message.data.tobytes()] == files
-    assert [message.data for message in found["/instruction"]] == [str(each["instruction"]) for each in seen]
+    assert [message.data for message in topics["/instruction"]] == [str(row["instruction"]) for row in seen]
     done = list(itertools.chain(*truth.done))
-    assert [message.values.tolist() for message in found["/action"]] == [action.tolist() for action in done]
+    assert [message.values.tolist() for message in topics["/action"]] == [action.tolist() for action in done]
     ticks = list(itertools.chain(*truth.ticks))
     records = [tick.record for tick in ticks if tick.record is not None]
-    for message, each in zip(found["/inference"], records, strict=True):
+    for message, step in zip(topics["/inference"], records, strict=True):
         assert (message.transmit, message.score, message.threshold, message.reason) == (
-            each.decision.transmit, each.decision.score, each.decision.threshold, each.decision.reason,
+            step.decision.transmit, step.decision.score, step.decision.threshold, step.decision.reason,
         )  # fmt: skip
-        assert message.executed.tolist() == each.actions.ravel().tolist()
-        assert message.origins.tolist() == each.origins.tolist()
+        assert message.executed.tolist() == step.actions.ravel().tolist()
+        assert message.origins.tolist() == step.origins.tolist()
     # Two actions of a chunk are executed, one a control step.
-    by_step = iter(found["/action"])
+    by_step = iter(topics["/action"])
     for episode in truth.ticks:
         now: list[str] = []
         for tick in episode:
             now = now[1:] if tick.record is None else [Origin(o).name.lower() for o in tick.record.origins]
             assert next(by_step).origin == now[0]
-    assert {message.origin for message in found["/action"]} == {"drafted", "replaced"}
-    assert [message.episode for message in found["/control"]] == [
-        number for number, of in enumerate(truth.ticks) for _ in of
+    assert {message.origin for message in topics["/action"]} == {"drafted", "replaced"}
+    assert [message.episode for message in topics["/control"]] == [
+        number for number, steps in enumerate(truth.ticks) for _ in steps
     ]
-    assert [message.success for message in found["/episode"]] == [True, True, True, False]
+    assert [message.success for message in topics["/episode"]] == [True, True, True, False]
     assert json.loads(about["fingerprint"]) == "hand" and json.loads(about["rate_hz"]) == 20.0
 
 
@@ -154,8 +154,8 @@ class Later:
         self._verifier = verifier
 
     def submit(self, proposal: Any, address: Any) -> Any:
-        pending, asked = self._verifier.submit(proposal, address), iter((False,))
-        return Pending(pending.result, lambda: next(asked, True))
+        pending, polls = self._verifier.submit(proposal, address), iter((False,))
+        return Pending(pending.result, lambda: next(polls, True))
 
 
 def test_a_late_verdict_changes_what_is_known_of_its_inference(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_late_verdict_changes_what_is_known_of_its_inference(tmp_path: Path) -
     recorded = read_recording(tmp_path / "run.mcap")
     assert len(by_rosbags(tmp_path / "run.mcap")["/inference"]) > len(recorded.inferences)
     # The last one may have ended with its episode.
-    assert {tuple(each["origins"]) for each in recorded.inferences[:-1]} == {(0, 2)}
+    assert {tuple(inference["origins"]) for inference in recorded.inferences[:-1]} == {(0, 2)}
     assert [step.origin for step in recorded.steps[:4]] == ["drafted", "replaced"] * 2
 
 
@@ -272,7 +272,7 @@ def test_what_is_flushed_is_a_whole_file_in_the_middle_of_the_next_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes are made in parts, and after each a reader finds every step flushed before; a small write is one part."""
-    found: list[int] = []
+    counts: list[int] = []
     put = recording._ValidFile._put
 
     def in_parts(self: Any, content: bytes, at: int) -> None:
@@ -281,15 +281,15 @@ def test_what_is_flushed_is_a_whole_file_in_the_middle_of_the_next_flush(
             if self._end:
                 recorded = read_recording(tmp_path / "run.mcap")
                 assert recorded.whole and len(recorded.steps) >= recorder._file.kept
-                found.append(len(recorded.steps))
+                counts.append(len(recorded.steps))
 
     monkeypatch.setattr(recording._ValidFile, "_put", in_parts)
     monkeypatch.setattr(recording, "FLUSH_INTERVAL_S", 0.0)
     recorder = Recorder(tmp_path / "run.mcap", toys.pair.observation, ABOUT)
     truth = drive(recorder, 1)
     told = recorder.close(within_s=300.0)
-    assert told["error"] is None and told["steps"] == len(truth.ticks[0]) == found[-1]
-    assert found == sorted(found)
+    assert told["error"] is None and told["steps"] == len(truth.ticks[0]) == counts[-1]
+    assert counts == sorted(counts)
 
 
 # ---- real runs ------------------------------------------------------------------------------------------------------
@@ -330,12 +330,12 @@ def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
         out, _ = run.communicate(timeout=300)
     finally:
         run.kill()
-    (raw, about), found, steps = by_mcap(path), by_rosbags(path), read_recording(path).steps
-    states = [message.values.tolist() for message in found["/observation/state"]]
+    (raw, about), topics, steps = by_mcap(path), by_rosbags(path), read_recording(path).steps
+    states = [message.values.tolist() for message in topics["/observation/state"]]
     assert len(states) >= before
     assert states == [np.full(8, 0.001 * step, np.float32).tolist() for step in range(len(states))]
     assert {topic: len(messages) for topic, messages in raw.items()} == {
-        topic: len(messages) for topic, messages in found.items()
+        topic: len(messages) for topic, messages in topics.items()
     }
     # The last one may have been interrupted when the robot had seen something and not acted yet.
     assert [step.number for step in steps] == list(range(len(steps))) and len(states) - len(steps) in (0, 1)
@@ -344,4 +344,4 @@ def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
         # Nothing is missing, and the stop action comes last.
         summary = json.loads(out)
         assert run.returncode == 143 and len(steps) == summary["periods"] == summary["recording"]["steps"]
-        assert found["/action"][-1].values.tolist() == [0.0, 0.0] and found["/action"][-1].origin == "fallback"
+        assert topics["/action"][-1].values.tolist() == [0.0, 0.0] and topics["/action"][-1].origin == "fallback"

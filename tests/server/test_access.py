@@ -119,7 +119,7 @@ def test_a_token_that_is_gone_ends_its_connection_and_the_log_says_who_came(tmp_
         def names() -> list[str]:
             return sorted(row["name"] for row in server.status(**bearer(COMMON))["robots"])
 
-        left, right, other = (stack.enter_context(server.robot(**bearer(token))) for token in (LEFT, RIGHT, COMMON))
+        left, right, common = (stack.enter_context(server.robot(**bearer(token))) for token in (LEFT, RIGHT, COMMON))
         wait_for(lambda: names() == ["left", "right", "tester"], "the page names them")
         write(tokens, left=LEFT, new=NEW)
         server.signal(signal.SIGHUP)
@@ -131,7 +131,7 @@ def test_a_token_that_is_gone_ends_its_connection_and_the_log_says_who_came(tmp_
         # A file that cannot be read changes nothing.
         tokens.write_text("left")
         server.signal(signal.SIGHUP)
-        for robot in (left, other):
+        for robot in (left, common):
             robot.ask(1, ball.parts.spec.target.zeros())
     told = [(event["event"], event.get("robot"), event.get("code")) for event in events(log)]
     assert told[:3] == [("connected", "left", None), ("connected", "right", None), ("connected", "tester", None)]

@@ -33,17 +33,17 @@ MEASURED: list[tuple[dict[float, list[float]], tuple[float, float]]] = [
 
 @pytest.mark.parametrize(("measured", "parts"), MEASURED)
 def test_a_fit_finds_both_parts_again(measured: dict[float, list[float]], parts: tuple[float, float]) -> None:
-    found = ServiceTime.fit(measured)
-    assert (found.base_s, found.per_request_s) == pytest.approx(parts, abs=1e-9)
+    service = ServiceTime.fit(measured)
+    assert (service.base_s, service.per_request_s) == pytest.approx(parts, abs=1e-9)
 
 
 @pytest.mark.parametrize("busy", [0.1, 0.5, 0.89])
 def test_a_robot_alone_waits_for_its_own_inference_and_for_nothing_else(busy: float) -> None:
     # Its shortest interval is .9 of the period, so that the target is always free.
     service = ServiceTime(busy / 2 / FAST.rate_hz, busy / 2 / FAST.rate_hz)
-    took, asked = latencies(robots(1), service, 16, rng(), 500)
+    took, robot_numbers = latencies(robots(1), service, 16, rng(), 500)
     np.testing.assert_allclose(took, service.of(1))
-    assert set(asked) == {0}
+    assert set(robot_numbers) == {0}
     assert missed(robots(1), service, 16, rng()) == 0.0
     late = Demand(FAST.rate_hz, 0.99 * service.of(1))
     assert missed([late], service, 16, rng()) == 1.0

@@ -79,9 +79,9 @@ def test_who_is_not_let_in_is_not_listened_to(guarded: Process) -> None:
 
 def test_many_robots_with_many_requests_are_answered_and_none_is_refused() -> None:
     # The last one sends more than the server would keep of it.
-    count, each = 128, [12] * 127 + [3000]
+    count, numbers = 128, [12] * 127 + [3000]
     with busy(count) as (server, robots), server.robot() as victim:
-        for robot, number in zip(robots, each, strict=True):
+        for robot, number in zip(robots, numbers, strict=True):
             robot.raw(requests(server.contract, state(2.0), number))
         wait_for(lambda: server.status()["queued"] >= 4 * (count - 1), "many wait")
         victim.send(1, state(3.0))
@@ -90,7 +90,7 @@ def test_many_robots_with_many_requests_are_answered_and_none_is_refused() -> No
         assert replies(victim, 1) == [1]
         # One batch was computed before; in the others is at most what the others may have in flight.
         assert server.exchange.places(3.0)[0] <= 1 + 4 * -(-count // 16)
-        for robot, number in zip(robots[1:], each[1:], strict=True):
+        for robot, number in zip(robots[1:], numbers[1:], strict=True):
             assert replies(robot, number) == list(range(number))
 
 
@@ -127,21 +127,21 @@ def test_those_that_sleep_give_way_the_longest_asleep_first(limit: str, monkeypa
 def test_who_waits_for_a_reply_does_not_give_way(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specact.server.service.IDLE_S", 0.0)
     limits: dict[str, Any] = {limit: 2}
-    with busy(2, **limits) as (server, (robot, other)):
-        other.send(1, state(2.0))
+    with busy(2, **limits) as (server, (robot, second)):
+        second.send(1, state(2.0))
         server.waiting(1)
         with server.connect() as third:
             assert third.receive().code == "overloaded" and third.end() == 1013
         assert server.http("/healthz")[0] == 200
         server.exchange.open.set()
-        assert replies(robot, 1) == [0] and replies(other, 1) == [1]
+        assert replies(robot, 1) == [0] and replies(second, 1) == [1]
 
 
 def test_those_without_a_hello_give_way() -> None:
     with Here(Doubling(), max_robots=5) as server, server.robot() as robot, ExitStack() as stack:
         idle = [stack.enter_context(server.connect()) for _ in range(12)]
-        with server.robot() as other:
-            other.ask(1, state(1.0))
+        with server.robot() as newcomer:
+            newcomer.ask(1, state(1.0))
         robot.ask(1, state(1.0))
         assert idle[0].receive().code == "overloaded" and idle[0].end() == 1013
 

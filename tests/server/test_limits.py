@@ -201,7 +201,7 @@ def test_whatever_is_sent_the_server_goes_on_and_its_memory_is_bounded(count: in
             for kind in contract.kinds for deadline_ms in (0.0, 60_000.0)]  # fmt: skip
     valid = {
         PATH: list(map(encode, asks)),
-        "/": [openpi.encode(one) for one in (plain, {"endpoint": "reset"}, plain | {"address": [1, 2, 3, 4]})],
+        "/": [openpi.encode(message) for message in (plain, {"endpoint": "reset"}, plain | {"address": [1, 2, 3, 4]})],
     }
     with Process(contract, "ball#target") as server, server.robot() as witness:
         chunk = witness.ask(0, window)["chunk"].tobytes()

@@ -78,9 +78,9 @@ def ask(robot: Robot, message: Fields | bytes) -> Fields | str:
 
 
 def actions(robot: Robot, message: Fields | bytes) -> Any:
-    found = ask(robot, message)
-    assert isinstance(found, dict), found
-    return found["actions"]
+    reply = ask(robot, message)
+    assert isinstance(reply, dict), reply
+    return reply["actions"]
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
@@ -98,12 +98,12 @@ def test_the_real_client_gets_the_policys_own_chunks() -> None:
         rng, policy = np.random.default_rng(3), flow.policy()
         states = rng.uniform(-0.5, 0.5, (4, 12)).astype(np.float32)
         for step, state in enumerate(states):
-            found = robot.infer({"observation/state": state, "prompt": "chase it"})
+            reply = robot.infer({"observation/state": state, "prompt": "chase it"})
             window = Window({"state": states[[max(0, step - 1), step]]})
             local = policy.infer(window, stream(0, Role.VERIFY, robot=0, episode=0, step=step))
-            assert found["actions"].dtype == np.float32
-            np.testing.assert_array_equal(found["actions"], local)
-            assert found["server_timing"]["infer_ms"] > 0.0
+            assert reply["actions"].dtype == np.float32
+            np.testing.assert_array_equal(reply["actions"], local)
+            assert reply["server_timing"]["infer_ms"] > 0.0
         with pytest.raises(RuntimeError, match="state has shape") as refused:
             robot.infer({"state": states[0, :3]})
         assert "Traceback" not in str(refused.value) and "File" not in str(refused.value)
@@ -111,13 +111,13 @@ def test_the_real_client_gets_the_policys_own_chunks() -> None:
 
 
 def test_the_history_is_that_of_the_connection_until_it_is_reset(seeing: Here) -> None:
-    with client(seeing) as (robot, said), client(seeing) as (other, _):
+    with client(seeing) as (robot, said), client(seeing) as (neighbour, _):
         assert said["instruction"] is True and set(said["observation"]) == {"state", "image.front", "wrist_image"}
         for step, expected in enumerate(([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4])):
             first, second = actions(robot, seen(step + 1, endpoint="infer"))
             np.testing.assert_array_equal(first, [*expected, len("pick it up")])
             np.testing.assert_array_equal(second, actions_of(0, step))
-        np.testing.assert_array_equal(actions(other, seen(9))[0], [9, 9, 9, 10])
+        np.testing.assert_array_equal(actions(neighbour, seen(9))[0], [9, 9, 9, 10])
         assert ask(robot, {"endpoint": "reset"}) == "reset successful"
         np.testing.assert_array_equal(actions(robot, seen(5, prompt="")), [[5, 5, 5, 0], [*actions_of(1, 0)]])
 

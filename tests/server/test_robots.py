@@ -64,15 +64,15 @@ def test_a_reply_depends_on_its_request_alone(served: Here, ball: Pair[Any]) -> 
     rng, spec = np.random.default_rng(0), ball.parts.spec.target
     seen = [Window({name: rng.normal(size=shape).astype(np.float32) for name, shape in spec.shapes.items()})
             for _ in range(8)]  # fmt: skip
-    with served.robot() as robot, served.robot() as other:
+    with served.robot() as robot, served.robot() as neighbour:
         alone = [robot.ask(number, window)["logits"].tobytes() for number, window in enumerate(seen)]
         for number in rng.permutation(8).tolist():
-            other.ask(99, seen[-number])
+            neighbour.ask(99, seen[-number])
             assert robot.ask(number, seen[number])["logits"].tobytes() == alone[number]
 
 
 def test_a_request_that_cannot_be_used_is_refused_by_its_id_and_the_robot_goes_on(doubling: Here) -> None:
-    with doubling.robot() as robot, doubling.robot() as other:
+    with doubling.robot() as robot, doubling.robot() as neighbour:
         for number, value in enumerate((np.nan, np.inf), start=3):
             robot.send(number, state(value))
             failure = robot.receive()
@@ -84,7 +84,7 @@ def test_a_request_that_cannot_be_used_is_refused_by_its_id_and_the_robot_goes_o
             assert (failure.id, failure.code) == (9, "bad_message") and failure.message.isprintable()
         robot.send(1, state(1.0), deadline_ms=0.0)
         assert robot.receive().code == "expired" and doubling.exchange.batches == []
-        for asking in (robot, other):
+        for asking in (robot, neighbour):
             assert asking.ask(5, state(1.0))["x"].tolist() == [2.0, 2.0]
 
 
@@ -115,16 +115,16 @@ def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
 
 
 def test_a_batch_is_what_came_in_while_the_last_was_computed_one_request_of_each_robot_and_of_one_kind() -> None:
-    with busy(3, max_batch=3, max_under_way=10) as (server, (greedy, modest, other)):
+    with busy(3, max_batch=3, max_under_way=10) as (server, (greedy, modest, third)):
         for number in range(1, 6):
             greedy.send(number, state(number))
         server.waiting(5)
         modest.send(50, state(50.0))
-        other.send(60, state(60.0), "verify")
+        third.send(60, state(60.0), "verify")
         server.waiting(7)
         server.exchange.open.set()
         first = modest.reply()
-        assert (first.id, first.batch, other.reply().id) == (50, 2, 60)
+        assert (first.id, first.batch, third.reply().id) == (50, 2, 60)
         assert [greedy.receive().id for _ in range(6)] == list(range(6))
         assert sorted(server.exchange.batches[1:3]) == [[1.0, 50.0], [60.0]]
         assert server.exchange.batches[3:] == [[2.0], [3.0], [4.0], [5.0]]
@@ -132,8 +132,8 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed_one_request_of_each
 
 def test_who_leaves_takes_its_requests_along() -> None:
     with busy() as (server, (robot,)):
-        with server.robot() as other:
-            other.send(1, state(2.0))
+        with server.robot() as leaver:
+            leaver.send(1, state(2.0))
             server.waiting(1)
         wait_for(lambda: len(server.status()["robots"]) == 1, "it has left")
         server.exchange.open.set()

@@ -87,10 +87,10 @@ def test_it_asks_for_the_token_or_takes_it_from_the_address(browser: Browser) ->
         assert browser.shows("Token of this server") and browser.text("main") == ""
         enter(browser, "not the token, but long enough")
         wait_for(lambda: browser.shows("Wrong token"), "it is refused")
-        asked = len(browser.requests)
+        count = len(browser.requests)
         enter(browser, TOKEN)
         wait_for(lambda: browser.shows("Ready"), "it is accepted")
-        assert "/v1/status" in browser.requests[asked] and not browser.shows("Token")
+        assert "/v1/status" in browser.requests[count] and not browser.shows("Token")
         assert browser.page.input_value("#token") == ""
         assert browser.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
         browser.open(url(server))

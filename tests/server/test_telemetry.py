@@ -24,8 +24,8 @@ def test_a_histogram_says_what_prometheus_own_says(values: list[float]) -> None:
         histogram.observe(value)
     ours.register(telemetry)
     samples = [sample for metric in theirs.collect() for sample in metric.samples if "created" not in sample.name]
-    found = [ours.get_sample_value(sample.name, sample.labels) for sample in samples]
-    assert found == pytest.approx([sample.value for sample in samples])
+    numbers = [ours.get_sample_value(sample.name, sample.labels) for sample in samples]
+    assert numbers == pytest.approx([sample.value for sample in samples])
 
 
 def test_every_metric_has_its_name_its_labels_and_its_value() -> None:

@@ -94,7 +94,7 @@ def test_without_a_correction_it_is_aligned_execution_bit_for_bit(delay: int, ev
     assert commands(Stub(), delay, every) == wanted
     # A correction shows where the base is a chunk's and not the answer of now, and by no more than the bound.
     ours, bound = commands(Stub(9.0), delay, every), 0.25
-    moved = [round(one - other, 5) for (_, one), (_, other) in zip(ours, wanted, strict=True)]
+    moved = [round(action - base, 5) for (_, action), (_, base) in zip(ours, wanted, strict=True)]
     assert set(moved) <= {0.0, bound} and (bound in moved or (delay, every) == (0, 1))
 
 
@@ -243,7 +243,7 @@ class Growing(Stub):
         return super().run(seen, based, index)
 
 
-def asked(gate: Gate) -> list[int]:
+def request_steps(gate: Gate) -> list[int]:
     target = Far(Prophet(), 1)
     seen: list[int] = []
     submit = target.submit
@@ -259,13 +259,13 @@ def asked(gate: Gate) -> list[int]:
 
 def test_it_asks_more_often_where_the_world_moves_and_a_cadence_does_not() -> None:
     half = STEPS // 2
-    ours, fixed = asked(Staleness(0.6)), asked(Periodic(5))
+    ours, fixed = request_steps(Staleness(0.6)), request_steps(Periodic(5))
     assert [step < half for step in ours].count(True) < [step > half for step in ours].count(True)
     assert [step < half for step in fixed].count(True) == [step >= half for step in fixed].count(True)
 
 
 def test_the_controller_holds_its_rate_and_the_random_control_has_its_forced_steps() -> None:
-    steps = asked(Controller(Staleness(0.0), RateBudget(0.25), horizon=1.0))
+    steps = request_steps(Controller(Staleness(0.0), RateBudget(0.25), horizon=1.0))
     assert abs(len(steps) / STEPS - 0.25) <= 2.0 / STEPS  # the theorem's (horizon + 1) / T
     control = load_method("random_staleness")
     assert (control.gate, control.rate_of, control.limits_of) == ("random", "staleness", "staleness")
@@ -274,9 +274,9 @@ def test_the_controller_holds_its_rate_and_the_random_control_has_its_forced_ste
 def test_other_pairs_have_no_staleness() -> None:
     settings = gate_settings("staleness", pair_of(Stub()), ("age_weight=0.5",))
     assert settings.build(pair_of(Stub())).age_weight == 0.5  # type: ignore[attr-defined]
-    other: Any = replace(pair_of(Stub()), parts=None)
+    stranger: Any = replace(pair_of(Stub()), parts=None)
     with pytest.raises(ConfigError, match="staleness"):
-        settings.build(other)
+        settings.build(stranger)
 
 
 # --- the spec ---

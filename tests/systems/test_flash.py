@@ -69,10 +69,10 @@ def test_the_deviation_is_known_for_experts_in_closed_form(seed: int) -> None:
     """A constant velocity scales the true error by the share of noise; an ideal denoiser gives it at any noise."""
     drafted, clean, noise = chunks(seed)
     error = rms(drafted - clean)
-    found = deviations(drafted, estimates(drafted, clean, noise, "constant"))
-    np.testing.assert_allclose(found, LEVELS[:, None] * error, rtol=1e-4, atol=1e-6)
-    found = deviations(drafted, estimates(drafted, clean, noise, "denoiser"))
-    np.testing.assert_allclose(found, np.broadcast_to(error, found.shape), rtol=1e-3, atol=1e-5)
+    deviation = deviations(drafted, estimates(drafted, clean, noise, "constant"))
+    np.testing.assert_allclose(deviation, LEVELS[:, None] * error, rtol=1e-4, atol=1e-6)
+    deviation = deviations(drafted, estimates(drafted, clean, noise, "denoiser"))
+    np.testing.assert_allclose(deviation, np.broadcast_to(error, deviation.shape), rtol=1e-3, atol=1e-5)
     for expert in ("constant", "denoiser"):  # a draft without error is accepted whole
         assert accepted_length(deviations(clean, estimates(clean, clean, noise, expert)), 1e-4) == len(clean)
 
@@ -87,8 +87,8 @@ def test_accepted_length_grows_with_delta_and_not_with_another_share(seed: int, 
     assert accepted_length(deviation, low) <= accepted_length(deviation, low + more)
     assert accepted_length(deviation, low) <= accepted_length(deviation[:3], low)
     # As it is written in the paper.
-    each = [int(np.cumprod(row <= low).sum()) for row in deviation]
-    assert accepted_length(deviation, low) == (min(each) if low > 0.0 else 0)
+    lengths = [int(np.cumprod(row <= low).sum()) for row in deviation]
+    assert accepted_length(deviation, low) == (min(lengths) if low > 0.0 else 0)
     assert accepted_length(np.zeros((2, 5), np.float32), 0.0) == 0
     assert accepted_length(np.array([[0.0, np.nan, 0.0]], np.float32), 1.0) == 1
 
@@ -176,8 +176,8 @@ def played(pair: Pair[Any], inferences: int = len(SEEN), **parts: Any) -> tuple[
 
 def round_of(record: StepRecord) -> Round:
     assert record.outcome is not None
-    found: Round = record.outcome.evidence
-    return found
+    evidence: Round = record.outcome.evidence
+    return evidence
 
 
 def own_answers(policy: FlowPolicy, count: int = len(SEEN)) -> list[np.ndarray]:
@@ -185,17 +185,17 @@ def own_answers(policy: FlowPolicy, count: int = len(SEEN)) -> list[np.ndarray]:
     return [policy.infer(window, rng) for window, rng in zip(SEEN, rngs, strict=False)]
 
 
-def same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
-    assert [len(chunk) for chunk in found] == [len(chunk) for chunk in wanted]
-    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
+def same(actions: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    assert [len(chunk) for chunk in actions] == [len(chunk) for chunk in wanted]
+    np.testing.assert_array_equal(np.concatenate(actions), np.concatenate(wanted))
 
 
 @pytest.mark.parametrize("steps", [1, 10])
 def test_full_rounds_are_the_flow_itself(pair: Pair[Any], steps: int) -> None:
-    found, records = played(composed(pair, replace(ROUNDS["full"], steps=steps)))
+    actions, records = played(composed(pair, replace(ROUNDS["full"], steps=steps)))
     policy = FlowPolicy(pair.parts.policy.networks, pair.parts.policy.units, pair.parts.policy.spec, steps=steps)
     wanted = [chunk[: pair.execute] for chunk in own_answers(policy)]
-    np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted), atol=1e-3)
+    np.testing.assert_allclose(np.concatenate(actions), np.concatenate(wanted), atol=1e-3)
     assert all((record.origins == Origin.REPLACED).all() for record in records)
 
 
@@ -203,7 +203,7 @@ def reference(pair: Pair[Any], check: Check, period: int) -> list[tuple[bool, np
     """The algorithm as it is in the paper, with loops and without this package's check: full or not, and actions."""
     policy, networks, units = pair.parts.policy, pair.parts.policy.networks, pair.parts.policy.units
     assert pair.parts.block is not None
-    found, since, due = list[tuple[bool, np.ndarray]](), 0, True
+    rounds, since, due = list[tuple[bool, np.ndarray]](), 0, True
     for step, window in enumerate(SEEN):
         (rng,) = streams(Role.VERIFY, [StepAddress(0, 0, 0, step)])
         start = rng.standard_normal((policy.spec.chunk, policy.spec.actions), dtype=np.float32)
@@ -212,7 +212,7 @@ def reference(pair: Pair[Any], check: Check, period: int) -> list[tuple[bool, np
         drafted = units.to_flow(units.to_environment(drafted))
         if not due and not 0 < period <= since:
             noise = rng.standard_normal(start.shape, dtype=np.float32)
-            each = []
+            lengths = []
             for level in check.levels:
                 s = np.float32(level)
                 x = s * noise + (1 - s) * drafted
@@ -221,15 +221,15 @@ def reference(pair: Pair[Any], check: Check, period: int) -> list[tuple[bool, np
                 inside = 0
                 while inside < pair.execute and away[inside] <= check.within:
                     inside += 1
-                each.append(inside)
-            length = min(each)
+                lengths.append(inside)
+            length = min(lengths)
         if length:
             since, due = since + 1, False
-            found.append((False, units.to_environment(drafted)[:length]))
+            rounds.append((False, units.to_environment(drafted)[:length]))
         else:
             since, due = 0, False
-            found.append((True, policy.to_environment(policy.denoised(start[None], cache, 10)[0])[: pair.execute]))
-    return found
+            rounds.append((True, policy.to_environment(policy.denoised(start[None], cache, 10)[0])[: pair.execute]))
+    return rounds
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def reference(pair: Pair[Any], check: Check, period: int) -> list[tuple[bool, np
 )
 def test_rounds_are_those_of_the_paper(pair: Pair[Any], levels: tuple[float, ...], within: float, period: int) -> None:
     rounds = replace(ROUNDS["flash"], levels=levels, within=within)
-    found, records = played(composed(pair, rounds, period=period))
+    executed, records = played(composed(pair, rounds, period=period))
     wanted = reference(pair, Check(levels, within), period)
     assert [round_of(record).full for record in records] == [full for full, _ in wanted]
-    for actions, (_, expected) in zip(found, wanted, strict=True):
+    for actions, (_, expected) in zip(executed, wanted, strict=True):
         np.testing.assert_allclose(actions, expected, atol=2e-3)
     # Both happen, or the test would say little.
     assert 0.05 < np.mean([full for full, _ in wanted]) < 1.0
@@ -259,9 +259,9 @@ def test_over_a_server_it_is_the_same(pair: Pair[Any], server: Client, rounds: s
     """Bit for bit: the question holds all that the server needs."""
     chosen = composed(pair, rounds)
     here, known = played(chosen, seed=5)
-    there, records = played(chosen, seed=5, verifier=remote_verifier(server, chosen, PATIENT_MS))
+    remote, records = played(chosen, seed=5, verifier=remote_verifier(server, chosen, PATIENT_MS))
     assert all(record.miss is None for record in records)
-    same(there, here)
+    same(remote, here)
     for told, kept in zip(map(round_of, records), map(round_of, known), strict=True):
         assert (told.accepted, told.checked, told.switches) == (kept.accepted, kept.checked, kept.switches)
 
@@ -291,16 +291,16 @@ def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: Pair[A
     assert not drafter.propose(SEEN[0], rng).evidence.full
 
 
-def asked(pair: Pair[Any], question: RoundRequest) -> dict[str, np.ndarray]:
+def arrays_of(pair: Pair[Any], question: RoundRequest) -> dict[str, np.ndarray]:
     return dict(verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), question)))
 
 
 def respond(exchange: Exchange[Any], arrays: dict[str, np.ndarray]) -> Any:
     try:
-        (found,) = served(exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
+        (answer,) = served(exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
     except WireError as error:
         return error
-    return found
+    return answer
 
 
 def test_what_a_gripper_holds_reaches_the_server(pair: Pair[Any]) -> None:
@@ -311,12 +311,12 @@ def test_what_a_gripper_holds_reaches_the_server(pair: Pair[Any]) -> None:
         for held in (True, False):
             question = RoundRequest(False, check=Check((0.05,), 100.0), held=np.array([held]))
             arrays = verifying(gripping).request(Proposal(window, np.zeros((1, 2), np.float32), question))
-            (found,) = served(gripping.exchange, "verify", [Request(window, here, dict(arrays))])
-            own = gripping.target().answer(window, here).round(question)
-            assert not isinstance(found, WireError)
-            told = [found[name].item() for name in ("accepted", "checked", "switches")]
-            assert told == [own.accepted, own.checked, own.switches]
-            lengths.append(own.accepted)
+            (answer,) = served(gripping.exchange, "verify", [Request(window, here, dict(arrays))])
+            local = gripping.target().answer(window, here).round(question)
+            assert not isinstance(answer, WireError)
+            told = [answer[name].item() for name in ("accepted", "checked", "switches")]
+            assert told == [local.accepted, local.checked, local.switches]
+            lengths.append(local.accepted)
         seen.add(tuple(lengths))
     assert any(closed != opened for closed, opened in seen)
 
@@ -329,10 +329,10 @@ def test_a_server_cannot_have_more_accepted_than_is_executed(pair: Pair[Any]) ->
 
 @pytest.mark.parametrize(("name", "number", "said"), [("checks", 1, "no block"), ("checks", 3, "0 to 2")])
 def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], name: str, number: int, said: str) -> None:
-    arrays = asked(pair, RoundRequest(True))
+    arrays = arrays_of(pair, RoundRequest(True))
     arrays[name][:] = number
-    found = respond(pair.composed(block=None).exchange, arrays)
-    assert isinstance(found, WireError) and found.code == "bad_message" and said in str(found)
+    answer = respond(pair.composed(block=None).exchange, arrays)
+    assert isinstance(answer, WireError) and answer.code == "bad_message" and said in str(answer)
 
 
 @pytest.mark.parametrize("served_steps", [None, 3])
@@ -341,11 +341,11 @@ def test_no_request_has_more_steps_than_the_served_policy(pair: Pair[Any], serve
     assert exchange.contract.stated["steps"] == most
     for full in (True, False):
         for steps in (0, 1, most, most + 1, 100):
-            found = respond(exchange, asked(pair, RoundRequest(full, steps=steps)))
+            answer = respond(exchange, arrays_of(pair, RoundRequest(full, steps=steps)))
             if 1 <= steps <= most:
-                assert not isinstance(found, WireError)
+                assert not isinstance(answer, WireError)
             else:
-                assert found.code == "bad_message" and "steps" in str(found) and f"1 to {most}" in str(found)
+                assert answer.code == "bad_message" and "steps" in str(answer) and f"1 to {most}" in str(answer)
 
 
 def test_a_pair_that_asks_for_more_steps_is_refused_before_a_robot_moves(pair: Pair[Any]) -> None:
@@ -363,15 +363,15 @@ def test_rounds_of_a_batch_are_those_alone_and_cheap_ones_can_go_first(pair: Pai
     questions = [RoundRequest(True, steps=steps) for steps in (10, 1, 2, 10, 1)]
     questions += [RoundRequest(False, check=Check((0.05,), within), steps=2) for within in (100.0, 0.0)]
     requests = [
-        Request(window, StepAddress(0, row, 0, 0), asked(pair, questions[row % len(questions)]))
+        Request(window, StepAddress(0, row, 0, 0), arrays_of(pair, questions[row % len(questions)]))
         for row, window in enumerate(SEEN[: 3 * len(questions)])
     ]
     together = served(exchange, "verify", requests)
-    for request, found in zip(requests, together, strict=True):
+    for request, answer in zip(requests, together, strict=True):
         (alone,) = served(exchange, "verify", [request])
-        assert not isinstance(found, WireError) and not isinstance(alone, WireError)
+        assert not isinstance(answer, WireError) and not isinstance(alone, WireError)
         for name, values in alone.items():
-            np.testing.assert_allclose(found[name] + 0.0, values + 0.0, atol=1e-3)
+            np.testing.assert_allclose(answer[name] + 0.0, values + 0.0, atol=1e-3)
     work = [exchange.work("verify", request) for request in requests]
     steps = [question.steps + (not question.full) for question in questions] * 3
     assert np.argsort(work, kind="stable").tolist() == np.argsort(steps, kind="stable").tolist()
@@ -383,14 +383,14 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> Non
     rng = np.random.default_rng(0)
     answered = 0
     for _ in range(100):
-        arrays = asked(pair, RoundRequest(False))
+        arrays = arrays_of(pair, RoundRequest(False))
         arrays["drafted"] = (10.0 ** rng.uniform(-3, 38) * rng.standard_normal((16, 2))).astype(np.float32)
         arrays["levels"] = rng.uniform(0.0, 1.0, 4).astype(np.float32) * (rng.random(4) < 0.6)
         arrays["within"] = (10.0 ** rng.uniform(-3, 38, 1)).astype(np.float32)
         arrays["held"], arrays["known"] = rng.random(2) < 0.5, rng.random(1) < 0.5
         arrays["checks"][:], arrays["steps"][:], arrays["guarded"][:] = rng.integers(0, [4, 4, 2])
-        found = respond(pair.exchange, arrays)
-        if not isinstance(found, WireError):
+        answer = respond(pair.exchange, arrays)
+        if not isinstance(answer, WireError):
             answered += 1
     assert answered > 30
 
@@ -403,21 +403,21 @@ def test_what_needs_a_block_or_a_draft_says_so(pair: Pair[Any]) -> None:
 
 
 def test_a_flow_policy_is_loaded_as_a_pair() -> None:
-    found = load_pair(BUNDLE, decoding="flash")
-    assert found.parts.rounds == ROUNDS["flash"] and found.parts.block is not None
-    assert load_pair(BUNDLE, draft=BUNDLE, decoding="flash_policy").fingerprint != found.fingerprint
+    pair = load_pair(BUNDLE, decoding="flash")
+    assert pair.parts.rounds == ROUNDS["flash"] and pair.parts.block is not None
+    assert load_pair(BUNDLE, draft=BUNDLE, decoding="flash_policy").fingerprint != pair.fingerprint
 
 
 def test_without_a_block_the_whole_chunk_is_executed(tmp_path: Path) -> None:
     shutil.copytree(find_bundle(BUNDLE), tmp_path / "alone", ignore=shutil.ignore_patterns("flash"))
-    found = load_flow_pair(load_flow(tmp_path / "alone"))
-    assert found.execute == found.parts.policy.spec.chunk and found.parts.block is None
+    pair = load_flow_pair(load_flow(tmp_path / "alone"))
+    assert pair.execute == pair.parts.policy.spec.chunk and pair.parts.block is None
 
 
 def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
-    other, flash = load_policy("ball-chase-flow"), find_bundle(BUNDLE) / "flash"
+    policy, flash = load_policy("ball-chase-flow"), find_bundle(BUNDLE) / "flash"
     with pytest.raises(BundleError, match="made for the target"):
-        load_flash(flash, other)
+        load_flash(flash, policy)
     shutil.copytree(flash, tmp_path / "flash")
     (tmp_path / "flash" / "block.onnx").write_bytes(b"no network")
     with pytest.raises(BundleError):

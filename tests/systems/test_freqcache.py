@@ -61,15 +61,15 @@ def scene(seed: int, size: int = SIZE) -> Plane:
 @given(seed=st.integers(0, 99), down=shifts, right=shifts)
 def test_motion_by_whole_pixels_of_what_repeats_is_found_exactly(seed: int, down: int, right: int) -> None:
     before = scene(seed)
-    found = moved(before, np.roll(before, (down, right), (0, 1)))
-    assert (found.rows, found.columns) == (down, right)
-    assert found.confidence > 1e3
+    motion = moved(before, np.roll(before, (down, right), (0, 1)))
+    assert (motion.rows, motion.columns) == (down, right)
+    assert motion.confidence > 1e3
 
 
 def test_brightness_and_contrast_are_no_motion() -> None:
     before = scene(0)
-    found = moved(before, 3.0 * np.roll(before, 5, 0) + 40.0)
-    assert (found.rows, found.columns) == (5, 0)
+    motion = moved(before, 3.0 * np.roll(before, 5, 0) + 40.0)
+    assert (motion.rows, motion.columns) == (5, 0)
     flat = moved(np.full((SIZE, SIZE), 7.0), np.full((SIZE, SIZE), 9.0))
     assert flat == Motion(0, 0, 1.0)
 
@@ -182,8 +182,8 @@ def test_cameras_tokens_are_where_the_bundle_says() -> None:
 
 
 def test_all_tokens_computed_again_are_the_full_prefix_and_none_the_old_cache() -> None:
-    found = MADE.refreshed(tokens_of(window(1)), np.full(COUNT, -1), whole(window(0)))
-    np.testing.assert_allclose(found, whole(window(1)), atol=1e-4)
+    cache = MADE.refreshed(tokens_of(window(1)), np.full(COUNT, -1), whole(window(0)))
+    np.testing.assert_allclose(cache, whole(window(1)), atol=1e-4)
     backwards = np.arange(COUNT)[::-1]
     old = whole(window(0))
     np.testing.assert_array_equal(MADE.refreshed(tokens_of(window(1)), backwards, old), old[..., backwards, :])
@@ -193,9 +193,9 @@ def test_all_tokens_computed_again_are_the_full_prefix_and_none_the_old_cache() 
 def test_the_same_tokens_computed_again_change_nothing(seed: int) -> None:
     """Attending to all of the cache, they find what they found before; attending to themselves alone they would not."""
     old, some = whole(window(seed)), np.random.default_rng(seed).random(COUNT) < 0.4
-    found = MADE.refreshed(tokens_of(window(seed)), np.where(some, -1, np.arange(COUNT)), old)
-    np.testing.assert_allclose(found, old, atol=1e-4)
-    np.testing.assert_array_equal(found[..., ~some, :], old[..., ~some, :])
+    cache = MADE.refreshed(tokens_of(window(seed)), np.where(some, -1, np.arange(COUNT)), old)
+    np.testing.assert_allclose(cache, old, atol=1e-4)
+    np.testing.assert_array_equal(cache[..., ~some, :], old[..., ~some, :])
 
 
 def test_what_is_computed_again_attends_to_what_is_reused() -> None:
@@ -304,9 +304,9 @@ def test_rounds_without_budget_are_full_ones_and_with_it_they_are_not(pair: Pair
     full, _ = played(pair, [0, 0, 1])
     none, rounds = played(pair.composed(rounds=replace(REUSING, reuse=Reuse(least=0.0, most=0.0))), [0, 0, 1])
     np.testing.assert_allclose(none, full, atol=1e-3)
-    assert not any(found.reused_share for found in rounds)
+    assert not any(evidence.reused_share for evidence in rounds)
     some, rounds = played(pair.composed(rounds=REUSING), [0, 0, 1])
-    assert [found.reused_share for found in rounds[:2]] == [0.0, 1.0]
+    assert [evidence.reused_share for evidence in rounds[:2]] == [0.0, 1.0]
     np.testing.assert_allclose(some[: 2 * pair.execute], full[: 2 * pair.execute], atol=1e-3)
 
 
@@ -315,7 +315,7 @@ def test_an_episode_begins_with_a_new_prefix(pair: Pair[Any], episodes: tuple[in
     policy = SpeculativePolicy(pair.composed(rounds=REUSING), Always())
     for episode in episodes:
         _, rounds = played(pair, [0, 0], episode, policy)
-        assert [found.reused_share for found in rounds] == [0.0, 1.0]
+        assert [evidence.reused_share for evidence in rounds] == [0.0, 1.0]
 
 
 def test_two_robots_do_not_share_a_prefix(pair: Pair[Any]) -> None:
@@ -323,9 +323,9 @@ def test_two_robots_do_not_share_a_prefix(pair: Pair[Any]) -> None:
     target = LocalTarget(reusing.target())
     for seed in (0, 1):
         proposal = reusing.drafter().propose(window(seed), np.random.default_rng(0))
-        found, full = (one.verifier(target).submit(proposal, address).result() for one in (reusing, pair))
-        assert isinstance(found, Outcome) and isinstance(full, Outcome)
-        np.testing.assert_array_equal(found.actions, full.actions)
+        outcome, full = (variant.verifier(target).submit(proposal, address).result() for variant in (reusing, pair))
+        assert isinstance(outcome, Outcome) and isinstance(full, Outcome)
+        np.testing.assert_array_equal(outcome.actions, full.actions)
 
 
 def test_it_needs_a_refresh_and_a_target_in_its_process(pair: Pair[Any]) -> None:

@@ -67,10 +67,10 @@ def test_the_radius_is_that_of_the_least_squares_circle_and_the_distance_the_len
 @given(st.integers(0, 10_000))
 def test_turning_moving_and_reversing_a_path_changes_nothing(seed: int) -> None:
     metric, path = KinematicMetric.fit([wandering(number) for number in range(4)]), wandering(seed)
-    found = metric.along(path)
-    np.testing.assert_allclose(metric.along(turned(path, seed + 1)), found, atol=1e-6)
-    assert found.min() >= 0.0 and found.max() <= 1.0 and not found[: W - 1].any()
-    assert [metric.now(path[: end + 1]) for end in (5, W - 1, 40)] == pytest.approx(found[[5, W - 1, 40]])
+    profile = metric.along(path)
+    np.testing.assert_allclose(metric.along(turned(path, seed + 1)), profile, atol=1e-6)
+    assert profile.min() >= 0.0 and profile.max() <= 1.0 and not profile[: W - 1].any()
+    assert [metric.now(path[: end + 1]) for end in (5, W - 1, 40)] == pytest.approx(profile[[5, W - 1, 40]])
     assert metric.now(path[-W:]) == pytest.approx(metric.now(path[::-1][:W]), abs=1e-6)
 
 

@@ -40,12 +40,12 @@ def textbook(q: float, r: float, history: np.ndarray, *, halved: bool = False) -
 def test_every_dimension_is_the_textbook_filter() -> None:
     q, r = (1e-4, 0.02, 1e-3), (2e-3, 1e-3, 0.05)
     history = np.random.default_rng(0).uniform(-0.3, 0.3, (12, 3))
-    found = Kalman("velocity", q, r).predict(history, 1)[0]
+    prediction = Kalman("velocity", q, r).predict(history, 1)[0]
     for dimension in range(3):
         expected = textbook(q[dimension], r[dimension], history[:, dimension])
-        assert found[dimension] == pytest.approx(expected, abs=1e-6)
+        assert prediction[dimension] == pytest.approx(expected, abs=1e-6)
         wrong = textbook(q[dimension], r[dimension], history[:, dimension], halved=True)
-        assert found[dimension] != pytest.approx(wrong, abs=1e-6)
+        assert prediction[dimension] != pytest.approx(wrong, abs=1e-6)
 
 
 def test_constant_velocity_is_predicted_exactly() -> None:
@@ -68,8 +68,8 @@ def test_the_random_walk_of_the_released_code_repeats_the_last_action() -> None:
     spread = (1.0 + np.sqrt(1.0 + 4e-3)) / 2.0
     gain = spread / (spread + 1e-3)
     assert gain == pytest.approx(0.999, abs=1e-5)
-    found = Kalman("walk", (1.0,), (1e-3,)).predict(np.r_[np.zeros(40), 0.5][:, None], 1)
-    assert found[0, 0] == pytest.approx(0.5 * gain, abs=1e-7)
+    prediction = Kalman("walk", (1.0,), (1e-3,)).predict(np.r_[np.zeros(40), 0.5][:, None], 1)
+    assert prediction[0, 0] == pytest.approx(0.5 * gain, abs=1e-7)
 
 
 def test_a_gripper_is_copied_and_never_extrapolated() -> None:
@@ -144,11 +144,11 @@ def trace(rule: Rule, scale: float, *seen: float) -> list[float]:
     tolerance, traces = AdaptiveTolerance(5, 15, rule, scale), []
     for _ in range(2):
         tolerance.reset()
-        found = [tolerance.r]
+        tolerances = [tolerance.r]
         for value in seen:
             tolerance.update(value)
-            found.append(tolerance.r)
-        traces.append(found)
+            tolerances.append(tolerance.r)
+        traces.append(tolerances)
     assert traces[0] == traces[1] and traces[0][0] == 5 and min(traces[0]) >= 5 and max(traces[0]) <= 15
     return traces[0][1:]
 

@@ -71,15 +71,15 @@ def random_costs(rng: np.random.Generator) -> StageCosts:
 
 def brute_total(costs: StageCosts, bandwidth: float, latency: float, accounting: str) -> list[float]:
     """T(k), term by term."""
-    found: list[float] = []
+    totals: list[float] = []
     for cut in range(costs.stages + 1):
         spent = float(sum(costs.server_s[:cut]) + sum(costs.device_s[cut:]))
         if accounting == "printed" and 0 < cut < costs.stages:
             spent += latency + costs.cut_bytes[cut] / bandwidth
         if accounting == "faithful" and cut > 0:
             spent += latency + (costs.observation_bytes + costs.cut_bytes[cut]) / bandwidth
-        found.append(spent)
-    return found
+        totals.append(spent)
+    return totals
 
 
 @pytest.mark.parametrize("accounting", ["faithful", "printed"])
@@ -164,9 +164,9 @@ def test_each_precision_errs_by_its_bound_at_most() -> None:
     rng = np.random.default_rng(0)
     for scale in (1e-3, 1.0, 100.0):
         sent = (scale * rng.normal(size=(4, 9))).astype(np.float32)
-        found = {name: unpack(pack(sent, name), (4, 9))[0] for name in PRECISIONS}
-        np.testing.assert_array_equal(found["float32"], sent)
-        off = {name: np.abs(found[name].astype(np.float64) - sent) for name in PRECISIONS}
+        copies = {name: unpack(pack(sent, name), (4, 9))[0] for name in PRECISIONS}
+        np.testing.assert_array_equal(copies["float32"], sent)
+        off = {name: np.abs(copies[name].astype(np.float64) - sent) for name in PRECISIONS}
         assert (off["float16"] <= np.maximum(2.0**-11 * np.abs(sent), 3e-8)).all() and off["float16"].any()
         # One half of a level, and the rounding to float32 behind it.
         level = float(sent.max() - sent.min()) / 255.0
@@ -200,7 +200,7 @@ def test_the_server_answers_a_batch_of_a_cut_as_it_answers_each(folder: StagedFo
         requests = [Request(seen, StepAddress(0, 0, 0, number)) for number, seen in enumerate((*windows, huge))]
         *replies, refused = served(exchange, kind, requests)
         assert isinstance(refused, WireError)
-        for request, together in zip(requests, replies, strict=False):
+        for request, together in zip(requests[:-1], replies, strict=True):
             (alone,) = served(exchange, kind, [request])
             assert not isinstance(together, WireError) and not isinstance(alone, WireError)
             for name, array in together.items():
@@ -267,9 +267,9 @@ def windows_of(bundle: Pair[Any], count: int) -> list[Window]:
 
 
 def answers(target: SplitTarget[Any], windows: list[Window]) -> list[CodeDistribution]:
-    found = [target.submit(window, StepAddress(0, 0, 0, i)).result() for i, window in enumerate(windows)]
-    assert not any(isinstance(one, Miss) for one in found), found
-    return [one.value for one in found if isinstance(one, Answer)]
+    outcomes = [target.submit(window, StepAddress(0, 0, 0, i)).result() for i, window in enumerate(windows)]
+    assert not any(isinstance(outcome, Miss) for outcome in outcomes), outcomes
+    return [outcome.value for outcome in outcomes if isinstance(outcome, Answer)]
 
 
 def test_every_cut_gives_the_bits_of_the_local_target_in_float32_and_a_little_else_in_fewer(
@@ -282,11 +282,11 @@ def test_every_cut_gives_the_bits_of_the_local_target_in_float32_and_a_little_el
         errors = []
         for cut in range(folder.spec.stages + 1):
             target = placed_target(bundle, folder, client, PATIENT_MS, cut=cut, precision=precision)
-            found = answers(target, windows)
-            errors.append(max(float(np.abs(a.offsets - b.offsets).max()) for a, b in zip(found, wanted, strict=True)))
+            replies = answers(target, windows)
+            errors.append(max(float(np.abs(a.offsets - b.offsets).max()) for a, b in zip(replies, wanted, strict=True)))
             assert target.counts == {f"cut {cut}": 5, "switches": 0}
             if precision == "float32":
-                np.testing.assert_array_equal([one.probs for one in found], [one.probs for one in wanted])
+                np.testing.assert_array_equal([reply.probs for reply in replies], [reply.probs for reply in wanted])
         assert errors[0] == errors[-1] == 0.0
         worst[precision] = max(errors)
     # The offsets are of the order of one.
@@ -299,16 +299,16 @@ def test_every_cut_gives_the_bits_of_the_local_target_in_float32_and_a_little_el
 def test_the_cut_of_an_inference_under_way_does_not_change(
     bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
-    cuts, (window, other) = iter((2, 5)), windows_of(bundle, 2)
+    cuts, (window, successor) = iter((2, 5)), windows_of(bundle, 2)
     target = SplitTarget(
         folder, reader_of(bundle, folder), client, lambda *_: next(cuts), PATIENT_MS, precision="float32"
     )
     address = StepAddress(0, 0, 0, 0)
-    first, second = target.submit(window, address), target.submit(other, address.following)
+    first, second = target.submit(window, address), target.submit(successor, address.following)
     under_way, following = first.result(), second.result()
-    for found, seen in ((under_way, window), (following, other)):
-        assert isinstance(found, Answer)
-        np.testing.assert_array_equal(found.value.probs, bundle.parts.target.infer(seen).probs)
+    for answer, seen in ((under_way, window), (following, successor)):
+        assert isinstance(answer, Answer)
+        np.testing.assert_array_equal(answer.value.probs, bundle.parts.target.infer(seen).probs)
     assert (target.counts["cut 2"], target.counts["cut 5"], target.cut) == (1, 1, 5)
 
 
@@ -364,14 +364,14 @@ def test_a_chunk_has_the_same_tokens_wherever_it_is_prefilled_and_its_cache_cros
         target = SplitTarget[Any](
             stages, lambda outputs, *_: outputs[0][0], client, lambda *_, cut=cut: cut, PATIENT_MS, precision="float32"
         )
-        found = [target.submit(window, StepAddress(0, 0, 0, number)).result() for number, window in enumerate(windows)]
-        for answer, tokens in zip(found, wanted, strict=True):
+        chunks = [target.submit(window, StepAddress(0, 0, 0, number)).result() for number, window in enumerate(windows)]
+        for answer, tokens in zip(chunks, wanted, strict=True):
             assert isinstance(answer, Answer)
             np.testing.assert_array_equal(answer.value, tokens)
     cache, network = stages.begin(windows[:2], 2), bundle.networks
     # Keys and values of every layer, and what the first token is chosen from.
-    layers, _, heads, slots, each = network.cache(1).entries.shape[1:]
-    numbers = layers * 2 * heads * (slots - network.length) * each + 256 + network.width
+    layers, _, heads, slots, size = network.cache(1).entries.shape[1:]
+    numbers = layers * 2 * heads * (slots - network.length) * size + 256 + network.width
     assert stages.spec.reply_bytes(2, "float16") == 2 * numbers == 2 * cache.shape[1]
     # The first token of another observation's cache, with this one's keys and values, is no chunk of either.
     mixed = np.concatenate([cache[:1, : -network.width - 256], cache[1:, -network.width - 256 :]], axis=1)
@@ -390,7 +390,7 @@ def test_a_token_policy_in_stages_plays_the_chunks_of_the_whole_one(tmp_path: Pa
         for _ in range(2)
     ]
     proposals, address = [pair.drafter().propose(window, rng) for window in windows], StepAddress(0, 0, 0, 0)
-    wanted = [pair.verifier(LocalTarget(pair.target())).submit(each, address).result() for each in proposals]
+    wanted = [pair.verifier(LocalTarget(pair.target())).submit(proposal, address).result() for proposal in proposals]
     stages = load_stages(tmp_path / "f")
     assert isinstance(stages, TokenStages) and stages.spec == made.spec
     contract = split_contract(stages.spec, stages.fingerprint)
@@ -402,10 +402,10 @@ def test_a_token_policy_in_stages_plays_the_chunks_of_the_whole_one(tmp_path: Pa
         for cut in range(4):
             placed = placed_target(pair, stages, client, PATIENT_MS, cut=cut, precision="float32")
             for proposal, whole in zip(proposals, wanted, strict=True):
-                found = pair.verifier(placed).submit(proposal, address).result()
-                assert isinstance(found, Outcome) and isinstance(whole, Outcome)
-                np.testing.assert_array_equal(found.actions, whole.actions)
-                np.testing.assert_array_equal(found.origins, whole.origins)
+                outcome = pair.verifier(placed).submit(proposal, address).result()
+                assert isinstance(outcome, Outcome) and isinstance(whole, Outcome)
+                np.testing.assert_array_equal(outcome.actions, whole.actions)
+                np.testing.assert_array_equal(outcome.origins, whole.origins)
     with pytest.raises(ConfigError, match="--decoding"):
         reader_of(load_pair("kitchen-tokens", decoding="specvla"), stages)
     with pytest.raises(BundleError, match="specact split"):
@@ -430,9 +430,9 @@ def flow_rounds(target: Any, count: int = 4) -> list[Round]:
     rounds = []
     for number in range(count):
         window = Window({"state": rng.uniform(-1, 1, (2, 26)).astype(np.float32)})
-        found = target.submit(window, StepAddress(0, 0, 0, number)).result()
-        assert isinstance(found, Answer)
-        rounds += [found.value.round(RoundRequest(full)) for full in (True, False)]
+        answer = target.submit(window, StepAddress(0, 0, 0, number)).result()
+        assert isinstance(answer, Answer)
+        rounds += [answer.value.round(RoundRequest(full)) for full in (True, False)]
     return rounds
 
 
@@ -447,9 +447,9 @@ def test_a_flow_draws_the_same_chunks_wherever_its_prefix_is_computed(flow: Stag
             for cut in range(flow.spec.stages + 1)
         ]
     for rounds in by_cut:
-        for found, first, own in zip(rounds, by_cut[0], local, strict=True):
-            np.testing.assert_array_equal(found.chunk, first.chunk)
+        for verdict, first, expected in zip(rounds, by_cut[0], local, strict=True):
+            np.testing.assert_array_equal(verdict.chunk, first.chunk)
             # In one network operators may be fused that lie in two networks otherwise.
-            np.testing.assert_allclose(found.chunk, own.chunk, rtol=1e-3, atol=1e-2)
-            assert (found.checked, found.full) == (first.checked, first.full)
-    assert any(found.checked for found in local)
+            np.testing.assert_allclose(verdict.chunk, expected.chunk, rtol=1e-3, atol=1e-2)
+            assert (verdict.checked, verdict.full) == (first.checked, first.full)
+    assert any(verdict.checked for verdict in local)

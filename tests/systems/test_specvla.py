@@ -45,8 +45,8 @@ def read(head: TokenHead, tokens: np.ndarray, features: np.ndarray, among: np.nd
     """Logits and features of the tokens after each, from one pass without a cache; places follow from the mask."""
     places = among.sum(-1) - 1
     seen = np.zeros((1, len(tokens), 0), np.bool_)
-    found = head.read(tokens[None], features[None], places[None], seen, among[None], head.empty_cache(1))
-    return found.logits[0], found.features[0]
+    output = head.read(tokens[None], features[None], places[None], seen, among[None], head.empty_cache(1))
+    return output.logits[0], output.features[0]
 
 
 def after(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> np.ndarray:
@@ -57,8 +57,8 @@ def after(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> np.ndarray:
         if token is not None:
             tokens, features = np.append(tokens, token), np.concatenate([features, predicted[-1:]])
     shifted = logits[-1].astype(np.float64) - logits[-1].max()
-    found: np.ndarray = shifted - np.log(np.exp(shifted).sum())
-    return found
+    log_probs: np.ndarray = shifted - np.log(np.exp(shifted).sum())
+    return log_probs
 
 
 def grow(drafter: HeadDrafter, begun: Decided) -> Tree:
@@ -68,11 +68,11 @@ def grow(drafter: HeadDrafter, begun: Decided) -> Tree:
 
 def paths(tree: Tree) -> list[tuple[int, ...]]:
     """To every node, in their order."""
-    found: list[tuple[int, ...]] = []
+    nodes: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        assert parent < len(found), "a node comes after its parent"
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        assert parent < len(nodes), "a node comes after its parent"
+        nodes.append((*(nodes[parent] if parent >= 0 else ()), token))
+    return nodes
 
 
 def likely(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> float:
@@ -94,8 +94,8 @@ def test_the_tree_is_the_most_likely_of_all_paths(head: TokenHead, seed: int) ->
         if len(path) < 3:
             for token, log_prob in enumerate(after(head, begun, path).tolist()):
                 heapq.heappush(queue, (cost - log_prob, (*path, token)))
-    found = paths(grow(HeadDrafter(head, top=nodes, depth=3, nodes=nodes), begun))
-    assert sorted(found) == sorted(path for _, path in wanted[1:])
+    branches = paths(grow(HeadDrafter(head, top=nodes, depth=3, nodes=nodes), begun))
+    assert sorted(branches) == sorted(path for _, path in wanted[1:])
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 12])
@@ -124,11 +124,11 @@ def test_stopping_early_keeps_the_tree_of_all_levels(head: TokenHead, nodes: int
 
 def test_a_tree_is_small_holds_its_prefixes_and_ends_with_the_chunk(head: TokenHead) -> None:
     for count, nodes in itertools.product(range(1, LENGTH), (1, 5, 50)):
-        found = paths(grow(HeadDrafter(head, nodes=nodes), decided(count)))
-        assert len(set(found)) == len(found) <= nodes
-        assert {path[:-1] for path in found} <= {*found, ()}
-        assert max(map(len, found), default=0) <= min(4, LENGTH - count - 1)
-        assert (len(found) == 0) == (count >= LENGTH - 1), "the last token is the target's own choice"
+        branches = paths(grow(HeadDrafter(head, nodes=nodes), decided(count)))
+        assert len(set(branches)) == len(branches) <= nodes
+        assert {path[:-1] for path in branches} <= {*branches, ()}
+        assert max(map(len, branches), default=0) <= min(4, LENGTH - count - 1)
+        assert (len(branches) == 0) == (count >= LENGTH - 1), "the last token is the target's own choice"
 
 
 def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(head: TokenHead) -> None:
@@ -144,15 +144,15 @@ def test_trees_of_a_batch_are_those_of_each_window_alone(head: TokenHead) -> Non
     begun = [decided(1 + seed % (LENGTH - 1), seed) for seed in range(40)]
     for top, depth, nodes in ((2, 6, 8), (4, 3, 30), (3, 5, 5), (1, 4, 50)):
         drafter, sizes = HeadDrafter(head, top, depth, nodes), set()
-        for tree, each in zip(drafter.grow(begun), begun, strict=True):
-            assert paths(tree) == paths(grow(drafter, each))
+        for tree, prefix in zip(drafter.grow(begun), begun, strict=True):
+            assert paths(tree) == paths(grow(drafter, prefix))
             sizes.add(len(tree))
         assert len(sizes) > 1
 
 
 def test_it_depends_on_the_features_of_the_target_and_has_their_width(head: TokenHead, file: Path) -> None:
     begun, drafter = decided(3), HeadDrafter(head)
-    other = Decided(begun.tokens, begun.features[::-1].copy(), LENGTH)
-    assert paths(grow(drafter, begun)) != paths(grow(drafter, other))
+    variant = Decided(begun.tokens, begun.features[::-1].copy(), LENGTH)
+    assert paths(grow(drafter, begun)) != paths(grow(drafter, variant))
     with pytest.raises(BundleError, match=r"head\.onnx.*32"):
         TokenHead(file, LENGTH, 32)

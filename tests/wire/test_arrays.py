@@ -38,11 +38,11 @@ def test_arrays_come_back_bit_for_bit_aligned_and_writable(specs: dict[str, Arra
             arrays[name] = np.repeat(np.asfortranarray(arrays[name]), 2, axis=0)[::2]
     payload = layout.pack(arrays)
     assert len(payload) == layout.nbytes == sum(array.nbytes for array in arrays.values())
-    again = layout.unpack(payload)
+    copies = layout.unpack(payload)
     for name, array in arrays.items():
-        assert (again[name].dtype, again[name].shape) == (array.dtype, array.shape)
-        assert again[name].tobytes() == array.tobytes()
-        assert again[name].flags.aligned and again[name].flags.writeable
+        assert (copies[name].dtype, copies[name].shape) == (array.dtype, array.shape)
+        assert copies[name].tobytes() == array.tobytes()
+        assert copies[name].flags.aligned and copies[name].flags.writeable
     assert [name for name, *_ in layout.describe()] == list(layout.specs)
     sizes = [np.dtype(dtype).itemsize for _, dtype, _ in layout.describe()]
     assert sizes == sorted(sizes, reverse=True)

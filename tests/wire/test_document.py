@@ -28,15 +28,15 @@ Row = tuple[str, str, str]  # name, type and meaning
 
 def lists() -> dict[str, list[list[Row]]]:
     """The lists under each heading, or each sentence that says of which message the arrays are."""
-    found: dict[str, list[list[Row]]] = {}
+    sections: dict[str, list[list[Row]]] = {}
     heading = ""
     for text in re.split(r"^(?=#)|\n\n", DOCUMENT, flags=re.MULTILINE):
         if text.startswith(("#", "Arrays of ")):
             heading = text.splitlines()[0].strip("# :").replace("`", "")
         rows = re.findall(r"^- `([^`]+)`(?:, (.+?))?: (.+)$", text, re.MULTILINE)
         if rows:
-            found.setdefault(heading, []).append(rows)
-    return found
+            sections.setdefault(heading, []).append(rows)
+    return sections
 
 
 LISTS = lists()
@@ -46,10 +46,10 @@ def names(rows: list[Row]) -> list[str]:
     return [row[0] for row in rows]
 
 
-@pytest.mark.parametrize("of", [messages.Hello, messages.Welcome, messages.Ask, messages.Reply, messages.Failure])
-def test_the_elements_of_a_message(of: Any) -> None:
-    rows, *_ = LISTS[of.__struct_config__.tag or "request"]
-    fields = msgspec.structs.fields(of)
+@pytest.mark.parametrize("message", [messages.Hello, messages.Welcome, messages.Ask, messages.Reply, messages.Failure])
+def test_the_elements_of_a_message(message: Any) -> None:
+    rows, *_ = LISTS[message.__struct_config__.tag or "request"]
+    fields = msgspec.structs.fields(message)
     assert names(rows) == [field.name for field in fields]
     for (name, said, _), field in zip(rows, fields, strict=True):
         assert said.endswith(", optional") == (not field.required), name
@@ -61,7 +61,7 @@ def test_the_codes_and_the_version() -> None:
     assert f"port is {endpoint.PORT}." in DOCUMENT and Address().port == endpoint.PORT
 
 
-HEADS = [found for head in LISTS if (found := re.fullmatch(r"Arrays of (the reply to )?(\w+)(?: of (\w+))?", head))]
+HEADS = [match for head in LISTS if (match := re.fullmatch(r"Arrays of (the reply to )?(\w+)(?: of (\w+))?", head))]
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)
@@ -97,5 +97,5 @@ def test_a_robot_in_another_language_gets_what_it_computes_itself() -> None:
         command = [*node, ROBOT, f"ws://127.0.0.1:{server.port}", ball.parts.files["tokenizer"]]
         done = subprocess.run(command, text=True, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["codes"] == found["chunks"] == 100 and 50 < found["accepted"] < 190
+    counts = json.loads(done.stdout)
+    assert counts["codes"] == counts["chunks"] == 100 and 50 < counts["accepted"] < 190

@@ -39,9 +39,9 @@ def test_a_request_comes_back_as_it_was(contract: Contract) -> None:
     window = window_of(contract.observation)
     for kind, layouts in contract.kinds.items():
         request = Request(window, HERE, layouts.request.example())
-        again = wire.request_of(wire.read_ask(encode(ask(request, contract, kind, 3, 20.0))), contract)
-        assert again.address == request.address and again.window.instruction == window.instruction
-        for theirs, ours in ((again.window.arrays, window.arrays), (again.arrays, request.arrays)):
+        copy = wire.request_of(wire.read_ask(encode(ask(request, contract, kind, 3, 20.0))), contract)
+        assert copy.address == request.address and copy.window.instruction == window.instruction
+        for theirs, ours in ((copy.window.arrays, window.arrays), (copy.arrays, request.arrays)):
             assert theirs.keys() == ours.keys()
             assert all(theirs[name].tobytes() == ours[name].tobytes() for name in ours)
 
@@ -49,9 +49,9 @@ def test_a_request_comes_back_as_it_was(contract: Contract) -> None:
 def test_of_a_longer_window_only_what_the_target_sees_is_sent() -> None:
     arrays = dict(window_of(SEEN).arrays) | {"unseen": np.zeros(9, np.float32)}
     arrays["state"] = np.repeat(arrays["state"], 2, axis=0)
-    again = wire.request_of(ask(Request(Window(arrays, "go"), HERE), CODES, "infer", 0, 1.0), CODES)
-    assert again.window.arrays.keys() == SEEN.fields.keys()
-    np.testing.assert_array_equal(again.window["state"], arrays["state"][-2:])
+    copy = wire.request_of(ask(Request(Window(arrays, "go"), HERE), CODES, "infer", 0, 1.0), CODES)
+    assert copy.window.arrays.keys() == SEEN.fields.keys()
+    np.testing.assert_array_equal(copy.window["state"], arrays["state"][-2:])
 
 
 # What an element of a message must not be, by its place.
@@ -208,5 +208,5 @@ def test_a_vector_is_what_is_sent_and_read(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for name, found in MESSAGES.items():
-        (FOLDER / f"{name}.json").write_text(vector(*found))
+    for name, parts in MESSAGES.items():
+        (FOLDER / f"{name}.json").write_text(vector(*parts))

@@ -26,10 +26,10 @@ def test_openpis_bytes_are_written_and_read() -> None:
     assert openpi.encode({"a": PAIR}) == b"\x81\xa1a" + ARRAY
     assert openpi.encode({"a": np.float32(0.5)}) == b"\x81\xa1a" + SCALAR
     assert openpi.encode({"bundle": "ball", "rate": 2, "on": True}) == b"\x83\xa6bundle\xa4ball\xa4rate\x02\xa2on\xc3"
-    found = openpi.decode(b"\x82\xa1a" + ARRAY + b"\xa1b" + SCALAR)
-    np.testing.assert_array_equal(found["a"], PAIR)
-    assert found["a"].dtype == np.float32 and found["a"].flags.writeable
-    assert found["b"] == np.float32(0.5) and isinstance(found["b"], np.float32)
+    fields = openpi.decode(b"\x82\xa1a" + ARRAY + b"\xa1b" + SCALAR)
+    np.testing.assert_array_equal(fields["a"], PAIR)
+    assert fields["a"].dtype == np.float32 and fields["a"].flags.writeable
+    assert fields["b"] == np.float32(0.5) and isinstance(fields["b"], np.float32)
 
 
 DATA = PAIR.tobytes()
@@ -52,9 +52,9 @@ def test_all_forms_of_an_array(form: str) -> None:
 def test_numbers_of_every_kind(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)
     scalar = {"nd": False, "type": array.dtype.str, "data": array[0, 1].tobytes()}
-    found = openpi.decode(openpi.encode({"a": array, "b": array[0, 1], "c": scalar}))
-    np.testing.assert_array_equal(found["a"], array)
-    assert found["a"].dtype == array.dtype and found["b"] == found["c"] == array[0, 1]
+    fields = openpi.decode(openpi.encode({"a": array, "b": array[0, 1], "c": scalar}))
+    np.testing.assert_array_equal(fields["a"], array)
+    assert fields["a"].dtype == array.dtype and fields["b"] == fields["c"] == array[0, 1]
 
 
 def array_of(**changed: Any) -> dict[str, Any]:

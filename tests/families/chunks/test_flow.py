@@ -132,8 +132,8 @@ def test_one_cache_serves_many_chunks_and_times(bundle: FlowBundle) -> None:
         np.testing.assert_allclose(networks.velocity(chunk[None], time[None], cache)[0], velocity, atol=1e-5)
     caches = [networks.cache([some_window(seed)]) for seed in range(7)]
     several = networks.velocity(chunks, times, np.concatenate(caches))
-    for row, own in enumerate(caches):
-        alone = networks.velocity(chunks[row : row + 1], times[row : row + 1], own)
+    for row, row_cache in enumerate(caches):
+        alone = networks.velocity(chunks[row : row + 1], times[row : row + 1], row_cache)
         np.testing.assert_allclose(alone[0], several[row], atol=1e-5)
     assert np.abs(together - networks.velocity(chunks, 1.0 - times, cache)).max() > 0.01
     assert np.abs(together - networks.velocity(chunks, times, networks.cache([some_window(1)]))).max() > 0.01
@@ -146,11 +146,11 @@ def test_a_chunk_is_the_sum_of_its_euler_steps(bundle: FlowBundle) -> None:
     cache = bundle.networks.cache([some_window()])
     for step in range(3):
         x = x + bundle.networks.velocity(x, np.array([step / 3], np.float32), cache) / np.float32(3)
-    found = policy.infer(some_window(), np.random.default_rng(5))
-    np.testing.assert_allclose(found, bundle.units.to_environment(x[0]), atol=1e-5)
-    assert found.shape == (6, 2) and found.dtype == np.float32
-    assert not np.allclose(found, policy.infer(some_window(), np.random.default_rng(6)))
-    assert not np.allclose(found, bundle.policy(steps=1).infer(some_window(), np.random.default_rng(5)))
+    actions = policy.infer(some_window(), np.random.default_rng(5))
+    np.testing.assert_allclose(actions, bundle.units.to_environment(x[0]), atol=1e-5)
+    assert actions.shape == (6, 2) and actions.dtype == np.float32
+    assert not np.allclose(actions, policy.infer(some_window(), np.random.default_rng(6)))
+    assert not np.allclose(actions, bundle.policy(steps=1).infer(some_window(), np.random.default_rng(5)))
 
 
 def test_actions_stay_within_what_was_demonstrated(bundle: FlowBundle) -> None:

@@ -135,8 +135,8 @@ def test_a_class_that_is_no_policy_is_refused(body: str, message: str, here: Pat
 def test_no_action_of_the_target_is_cut_to_the_range_of_the_draft(here: Path) -> None:
     """Both say a range; the draft's is half as wide, and shifted."""
     narrow = "low=[-0.5, -0.5], high=[0.5, 1.5]"
-    other = MODULE.replace("def still", "def narrow").replace("low=[-1.0, -1.0], high=[1.0, 1.0]", narrow)
-    (here / "still_life.py").write_text(MODULE + other)
+    variant = MODULE.replace("def still", "def narrow").replace("low=[-1.0, -1.0], high=[1.0, 1.0]", narrow)
+    (here / "still_life.py").write_text(MODULE + variant)
     units = make_pair(here / "pair", "still_life:narrow", "still_life:still").units
     np.testing.assert_allclose(units.centre - units.scale, [-1.0, -1.0])
     np.testing.assert_allclose(units.centre + units.scale, [1.0, 1.5])

@@ -142,29 +142,29 @@ def test_act_answers_what_its_own_method_answers(made: Callable[[str], Made]) ->
     act = made("act")
     for seed in range(3):
         window = window_of(act.policy.spec.observation, seed)
-        found = act.policy.infer(window, np.random.default_rng(seed))
-        np.testing.assert_array_equal(found, act.chunk(window))
+        chunk = act.policy.infer(window, np.random.default_rng(seed))
+        np.testing.assert_array_equal(chunk, act.chunk(window))
         # Every input counts, and how it is given: frames upside down are others.
         turned = Window({**window.arrays, "image.front": window["image.front"][:, ::-1]})
-        assert np.abs(found - act.policy.infer(turned, np.random.default_rng(seed))).max() > 1e-4
+        assert np.abs(chunk - act.policy.infer(turned, np.random.default_rng(seed))).max() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["diffusion", "vqbet"])
 def test_a_policy_with_a_memory_is_shown_the_window(name: str, made: Callable[[str], Made]) -> None:
     """As its own select_action in an episode of as many steps as the window has, with PyTorch's generator seeded."""
-    one = made(name)
-    window = window_of(one.policy.spec.observation, 0)
-    one.theirs.reset()
-    for step in range(one.config.n_obs_steps):
-        one.theirs._queues["action"].clear()
+    model = made(name)
+    window = window_of(model.policy.spec.observation, 0)
+    model.theirs.reset()
+    for step in range(model.config.n_obs_steps):
+        model.theirs._queues["action"].clear()
         torch.manual_seed(int(np.random.default_rng(5).integers(1 << 63)))
-        first = one.theirs.select_action(one.batch(window, step))
-    own = torch.stack([first, *one.theirs._queues["action"]], dim=1)
-    found = one.policy.infer(window, np.random.default_rng(5))
-    np.testing.assert_allclose(found, one.after(own)[0].numpy(), atol=1e-5)
+        first = model.theirs.select_action(model.batch(window, step))
+    queue = torch.stack([first, *model.theirs._queues["action"]], dim=1)
+    chunk = model.policy.infer(window, np.random.default_rng(5))
+    np.testing.assert_allclose(chunk, model.after(queue)[0].numpy(), atol=1e-5)
     # The oldest observation counts, too.
     older = {key: np.concatenate([array[1:2], array[1:]]) for key, array in window.arrays.items()}
-    assert np.abs(found - one.policy.infer(Window(older), np.random.default_rng(5))).max() > 1e-4
+    assert np.abs(chunk - model.policy.infer(Window(older), np.random.default_rng(5))).max() > 1e-4
 
 
 @pytest.mark.parametrize("name", [*FLOWS, "pi0-relative"])
@@ -174,11 +174,11 @@ def test_a_flow_policy_answers_as_its_own_method_with_the_same_noise(name: str, 
     for seed in range(2):
         window = window_of(flow.policy.spec.observation, seed)
         wanted = flow.chunk(window, noise_of(seed))
-        found = flow.policy.infer(window, np.random.default_rng(seed))
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        chunk = flow.policy.infer(window, np.random.default_rng(seed))
+        np.testing.assert_allclose(chunk, wanted, rtol=1e-4, atol=1e-4)
         assert np.abs(wanted - flow.chunk(window, noise_of(seed + 1))).max() > 0.05  # noise is what decides
         said = Window(window.arrays, "lift the block the block")
-        assert np.abs(found - flow.policy.infer(said, np.random.default_rng(seed))).max() > 1e-4
+        assert np.abs(chunk - flow.policy.infer(said, np.random.default_rng(seed))).max() > 1e-4
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -194,12 +194,12 @@ def test_one_cache_serves_many_chunks_and_times(name: str, made: Callable[[str],
             alone = parts.velocity(chunks[row : row + 1], times[row : row + 1], caches[0])
             np.testing.assert_allclose(alone[0], together[row], rtol=1e-4, atol=1e-5)
     assert together.shape == chunks.shape and together.dtype == np.float32
-    each = parts.velocity(chunks, times, several)
+    velocities = parts.velocity(chunks, times, several)
     for row in range(5):
         alone = parts.velocity(chunks[row : row + 1], times[row : row + 1], caches[row])
-        np.testing.assert_allclose(alone[0], each[row], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(alone[0], velocities[row], rtol=1e-4, atol=1e-5)
     assert np.abs(together - parts.velocity(chunks, times[::-1].copy(), caches[0])).max() > 1e-3
-    assert np.abs(together - each)[1:].max() > 1e-3
+    assert np.abs(together - velocities)[1:].max() > 1e-3
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -241,7 +241,7 @@ def test_tokens_are_as_many_for_every_window_and_encoded_once(
     # The end of the shorter instruction is zeros, and so is a camera that is not there.
     used = (np.abs(tokens).max(axis=-1) > 0.0).sum(axis=1)
     assert tokens.shape[1] > used[0] > used[1]
-    again, seen = parts.tokens(windows), list[Any]()
+    encodings, seen = parts.tokens(windows), list[Any]()
     network = parts._model.policy.model
     encoder = network.vlm_with_expert if name == "smolvla" else network.paligemma_with_expert
     encode = encoder.embed_image
@@ -252,7 +252,7 @@ def test_tokens_are_as_many_for_every_window_and_encoded_once(
 
     monkeypatch.setattr(encoder, "embed_image", encoded)
     chunks, times = np.stack([noise_of(0), noise_of(1)]), np.array([0.2, 0.9], np.float32)
-    known = parts.velocity(chunks, times, parts.cache(windows, again))
+    known = parts.velocity(chunks, times, parts.cache(windows, encodings))
     assert not seen
     # Other tokens are none that it knows.
     for given in (tokens, None):
@@ -307,8 +307,8 @@ def test_a_block_is_trained_for_smolvla(block: Path, taught: Path) -> None:
     calm = FlowPolicy(policy.networks, policy.units, policy.spec, spread=0.0)
     wanted = np.stack([policy.to_flow(calm.infer(window, np.random.default_rng(0))) for window in seen])
     wanted = wanted[..., : tiny.ACTIONS]
-    error, other = (np.square(drafted - np.roll(wanted, by, axis=0)).mean() for by in (0, 5))
-    assert error < 0.5 * other
+    error, baseline = (np.square(drafted - np.roll(wanted, by, axis=0)).mean() for by in (0, 5))
+    assert error < 0.5 * baseline
 
 
 def test_flash_rounds_with_a_trained_block(block: Path, taught: Path) -> None:
@@ -317,14 +317,14 @@ def test_flash_rounds_with_a_trained_block(block: Path, taught: Path) -> None:
     _, seen = shown_to(taught, 8)
 
     def played(pair: Any, **parts: Any) -> list[Any]:
-        policy, found = SpeculativePolicy(pair, Always(), **parts), []
+        policy, rounds = SpeculativePolicy(pair, Always(), **parts), []
         for window in seen:
             done = [policy.act_on(window)]
             while not policy.wants_inference:
                 done.append(policy.act_on(window))
             assert policy.record is not None and policy.record.outcome is not None
-            found.append((policy.record.outcome.evidence.accepted, np.stack(done)))
-        return found
+            rounds.append((policy.record.outcome.evidence.accepted, np.stack(done)))
+        return rounds
 
     pair = load_pair(block, target=source, decoding="flash")
     assert isinstance(pair.parts, FlowParts) and pair.execute == 3
@@ -342,10 +342,10 @@ def test_flash_rounds_with_a_trained_block(block: Path, taught: Path) -> None:
         device = load_pair(block, decoding="flash")
         with Client(Endpoint("ws", "127.0.0.1", process.port), device.exchange.contract, "test") as client:
             client.connect(30.0)
-            there = played(device, verifier=remote_verifier(client, device, 60_000.0))
-    assert [count for count, _ in there] == [count for count, _ in here]
-    for (_, found), (_, wanted) in zip(there, here, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+            remote = played(device, verifier=remote_verifier(client, device, 60_000.0))
+    assert [count for count, _ in remote] == [count for count, _ in here]
+    for (_, actions), (_, wanted) in zip(remote, here, strict=True):
+        np.testing.assert_allclose(actions, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_belongs_to_itsprefix_weights(block: Path, taught: Path, made: Callable[[str], Made]) -> None:
@@ -365,11 +365,11 @@ def test_an_answer_depends_on_its_request_alone(name: str, made: Callable[[str],
     alone = [policy.infer(window, np.random.default_rng(seed)) for seed, window in enumerate(windows)]
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(1)
-    again = policy.infer_batch(windows[::-1], [np.random.default_rng(seed) for seed in (1, 0)])
-    for one, other in zip(alone, reversed(again), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    batch = policy.infer_batch(windows[::-1], [np.random.default_rng(seed) for seed in (1, 0)])
+    for single, batched in zip(alone, reversed(batch), strict=True):
+        np.testing.assert_allclose(single, batched, rtol=1e-4, atol=1e-4)
     redrawn = [policy.infer(windows[0], np.random.default_rng(seed)) for seed in range(1, 9)]
-    assert all(np.array_equal(alone[0], other) for other in redrawn) == (name == "act")
+    assert all(np.array_equal(alone[0], actions) for actions in redrawn) == (name == "act")
 
 
 ARM = """
@@ -425,10 +425,10 @@ def test_weights_that_are_not_those_of_the_policy(name: str, made: Callable[[str
     copy = Path(shutil.copytree(made(name).path, tmp_path / name))
     weights = load_file(copy / "model.safetensors")
     lost = next(key for key in sorted(weights) if "action" in key)
-    for found in ({}, {f"{lost}.old": weights[lost]}):
-        save_file({key: value for key, value in weights.items() if key != lost} | found, copy / "model.safetensors")
+    for surplus in ({}, {f"{lost}.old": weights[lost]}):
+        save_file({key: value for key, value in weights.items() if key != lost} | surplus, copy / "model.safetensors")
         with (
-            pytest.raises(BundleError, match=rf"1 weights are missing and {len(found)} .* first {lost}"),
+            pytest.raises(BundleError, match=rf"1 weights are missing and {len(surplus)} .* first {lost}"),
             tiny.tiny_gemma(),
         ):
             load_policy(f"lerobot:{copy}@20")

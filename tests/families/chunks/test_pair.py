@@ -58,8 +58,8 @@ def chunks(most: int = 6) -> st.SearchStrategy[tuple[Chunk, Chunk]]:
 
     def both(width: int) -> st.SearchStrategy[tuple[Chunk, Chunk]]:
         lengths = st.integers(1, most)
-        one = lengths.flatmap(lambda n: hnp.arrays(np.float32, (n, width), elements=numbers))
-        return st.tuples(one, one)
+        chunk = lengths.flatmap(lambda n: hnp.arrays(np.float32, (n, width), elements=numbers))
+        return st.tuples(chunk, chunk)
 
     return st.integers(1, 3).flatmap(both)
 
@@ -67,8 +67,8 @@ def chunks(most: int = 6) -> st.SearchStrategy[tuple[Chunk, Chunk]]:
 def by_hand(drafted: Chunk, wanted: Chunk, within: float) -> int:
     """One action after the other, in Python's numbers."""
     count = 0
-    for one, other in zip(drafted.tolist(), wanted.tolist(), strict=False):
-        apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / len(one))
+    for draft, target in zip(drafted.tolist(), wanted.tolist(), strict=False):
+        apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(draft, target, strict=True)) / len(draft))
         # Not decided where float32 may round either way.
         if math.isclose(apart, within, rel_tol=1e-5):
             return -1
@@ -124,9 +124,9 @@ SPEC = ChunkSpec(vectors(1, state=1), chunk=2, actions=1, rate_hz=10.0)
 
 def drawn(seen: dict[str, NDArray[np.float32]], rngs: Sequence[np.random.Generator]) -> NDArray[np.float64]:
     """The state, and what is drawn for it; nothing finite where the state is 9."""
-    found = np.array([[[state[0, 0]], [rng.random()]] for state, rng in zip(seen["state"], rngs, strict=True)])
-    found[seen["state"][:, 0, 0] == 9.0] = np.nan
-    return found
+    draws = np.array([[[state[0, 0]], [rng.random()]] for state, rng in zip(seen["state"], rngs, strict=True)])
+    draws[seen["state"][:, 0, 0] == 9.0] = np.nan
+    return draws
 
 
 def request(state: float, address: StepAddress) -> Request:
@@ -145,14 +145,14 @@ def test_a_batch_draws_for_each_request_from_its_own_address(batch: list[tuple[f
     exchange = ChunkExchange(policy.spec, "drawn", "", lambda: policy)
     together = served(exchange, "infer", [request(state, address) for state, address in batch])
     backwards = served(exchange, "infer", [request(state, address) for state, address in reversed(batch)])
-    for (state, address), found, again in zip(batch, together, reversed(backwards), strict=True):
+    for (state, address), answer, repeat in zip(batch, together, reversed(backwards), strict=True):
         if state == 9.0:
-            assert getattr(found, "code", None) == getattr(again, "code", None) == "bad_message"
+            assert getattr(answer, "code", None) == getattr(repeat, "code", None) == "bad_message"
             continue
         seed, robot, episode, step = address
-        own = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step).random()
-        assert isinstance(found, dict) and isinstance(again, dict)
-        assert found["chunk"].tolist() == again["chunk"].tolist() == [[state], [float(np.float32(own))]]
+        draw = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step).random()
+        assert isinstance(answer, dict) and isinstance(repeat, dict)
+        assert answer["chunk"].tolist() == repeat["chunk"].tolist() == [[state], [float(np.float32(draw))]]
 
 
 LONG, SHORT, EXECUTE = 8, 5, 3

@@ -113,8 +113,8 @@ def test_a_function_whose_server_does_not_answer_is_a_miss() -> None:
 
     missed = LocalSource(asks).ask(WINDOW, StepAddress(0, 0, 0, 0))
     assert isinstance(missed, Miss) and missed.cause == "deadline"
-    found = LocalTarget(ChunkAnswers(asks)).submit(WINDOW, StepAddress(0, 0, 0, 0)).result()
-    assert isinstance(found, Miss) and found.cause == "deadline"
+    miss = LocalTarget(ChunkAnswers(asks)).submit(WINDOW, StepAddress(0, 0, 0, 0)).result()
+    assert isinstance(miss, Miss) and miss.cause == "deadline"
     assert Miss.of(MissError("what is this", "fog"), OffloadTimes()).cause == "invalid"
 
 

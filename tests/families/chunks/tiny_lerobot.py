@@ -39,10 +39,10 @@ def stats(state: int, camera: str) -> dict[str, dict[str, torch.Tensor]]:
         camera: {"mean": torch.full((3, 1, 1), 0.4), "std": torch.full((3, 1, 1), 0.2)},
         "action": {"mean": torch.tensor([0.5, -1.0]), "std": torch.tensor([0.2, 2.0])},
     }
-    for found in made.values():
+    for statistics in made.values():
         for names, scales in ((("min", "max"), 9.0), (("q01", "q99"), 2.0)):
             for name, side in zip(names, (-1.0, 1.0), strict=True):
-                found[name] = found["mean"] + side * scales * found["std"]
+                statistics[name] = statistics["mean"] + side * scales * statistics["std"]
     return made
 
 
@@ -122,7 +122,7 @@ def taught_smolvla(path: Path, steps: int = 150) -> Path:
     config = PreTrainedConfig.from_pretrained(path)
     policy = get_policy_class("smolvla").from_pretrained(path, config=config).train()
     before, _ = make_pre_post_processors(config, pretrained_path=str(path))
-    optimizer = torch.optim.AdamW((each for each in policy.parameters() if each.requires_grad), lr=1e-2)
+    optimizer = torch.optim.AdamW((parameter for parameter in policy.parameters() if parameter.requires_grad), lr=1e-2)
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     for _ in range(steps):

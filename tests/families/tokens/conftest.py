@@ -46,6 +46,6 @@ def greedy(decoded_again: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 @pytest.fixture(scope="session")
 def clear(decoded_again: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """In which windows no token of greedy decoding is a near tie, whose order another order of summation may change."""
-    found = decoded_again[1] > 1e-3
-    assert found.mean() > 0.9
-    return np.asarray(found)
+    mask = decoded_again[1] > 1e-3
+    assert mask.mean() > 0.9
+    return np.asarray(mask)

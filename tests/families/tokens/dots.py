@@ -81,10 +81,10 @@ def played(
 ) -> tuple[np.ndarray, list[StepRecord]]:
     """The actions and the inferences of a robot that sees these, one for each chunk."""
     policy, actions, records = SpeculativePolicy(pair, gate or Always(), **parts), [], []
-    for each in seen:
-        actions.append(policy.act_on(each))
+    for window in seen:
+        actions.append(policy.act_on(window))
         while not policy.wants_inference:
-            actions.append(policy.act_on(each))
+            actions.append(policy.act_on(window))
         assert policy.record is not None
         records.append(policy.record)
     return np.stack(actions), records
@@ -93,8 +93,8 @@ def played(
 def decoded(record: StepRecord) -> Decoded:
     """What the target decoded."""
     assert record.outcome is not None
-    found: Decoded = record.outcome.evidence
-    return found
+    evidence: Decoded = record.outcome.evidence
+    return evidence
 
 
 def nonsense(layout: Layout, rng: np.random.Generator) -> dict[str, np.ndarray]:

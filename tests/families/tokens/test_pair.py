@@ -53,12 +53,12 @@ def test_a_tail_is_the_last_action_and_never_soon_again(pair: Pair[Any], greedy:
     assert sum(compensated) > 8
     starts = np.cumsum([0, *(len(record.actions) for record in records)])
     for number in np.flatnonzero(compensated):
-        found, end = decoded(records[number]), 2 * len(records[number].actions)
-        before, at = pair.units.from_environment(actions[starts[number] - 1]), np.arange(found.rejected, end)
-        np.testing.assert_array_equal(np.flatnonzero(found.sources == TAIL), at)
-        np.testing.assert_allclose(to_actions(found.tokens)[at], np.resize(before, 6)[at], atol=1.01 / 255)
-        np.testing.assert_array_equal(found.tokens[: found.rejected], greedy[number][: found.rejected])
-        assert len(found.accepted) == 1, "one pass after that over the prefix"
+        chunk, end = decoded(records[number]), 2 * len(records[number].actions)
+        before, at = pair.units.from_environment(actions[starts[number] - 1]), np.arange(chunk.rejected, end)
+        np.testing.assert_array_equal(np.flatnonzero(chunk.sources == TAIL), at)
+        np.testing.assert_allclose(to_actions(chunk.tokens)[at], np.resize(before, 6)[at], atol=1.01 / 255)
+        np.testing.assert_array_equal(chunk.tokens[: chunk.rejected], greedy[number][: chunk.rejected])
+        assert len(chunk.accepted) == 1, "one pass after that over the prefix"
     # The next inference is the target's again: nothing of the compensation stays.
     np.testing.assert_array_equal(decoded(records[2]).tokens, greedy[2])
     # So are late verdicts that are there at once: what a compensation teaches the drafter comes with them.
@@ -75,12 +75,12 @@ def test_a_tail_fills_the_rejected_action_alone_and_the_chunk_ends_with_it(pair:
     def outcome(decoding: Kerv) -> Outcome:
         return token_outcome(chunk, pair.composed(decoding=decoding).parts, NO_OFFLOAD)
 
-    found, whole = outcome(COMPENSATING), outcome(replace(COMPENSATING, tail_actions=3))
+    verdict, whole = outcome(COMPENSATING), outcome(replace(COMPENSATING, tail_actions=3))
     end = first // 2 + 1
-    np.testing.assert_allclose(found.actions, to_actions(tokens).reshape(3, 2)[:end], atol=1e-5)
-    assert found.origins.tolist() == [*[Origin.ACCEPTED] * (end - 1), Origin.COMPENSATED]
-    np.testing.assert_array_equal(found.evidence.tokens[:first], tokens[:first])
-    np.testing.assert_array_equal(found.evidence.sources, np.where(np.arange(6) < 2 * end, sources, DROPPED))
+    np.testing.assert_allclose(verdict.actions, to_actions(tokens).reshape(3, 2)[:end], atol=1e-5)
+    assert verdict.origins.tolist() == [*[Origin.ACCEPTED] * (end - 1), Origin.COMPENSATED]
+    np.testing.assert_array_equal(verdict.evidence.tokens[:first], tokens[:first])
+    np.testing.assert_array_equal(verdict.evidence.sources, np.where(np.arange(6) < 2 * end, sources, DROPPED))
     # A wrong variant, whose tail fills the rest of the chunk.
     assert whole.origins.tolist().count(Origin.COMPENSATED) == 4 - end
     # With one action of a chunk executed, a tail in a later one is none: the next rejection may be compensated.
@@ -99,20 +99,20 @@ def test_a_draft_may_have_shorter_or_longer_chunks(pair: Pair[Any]) -> None:
         draft = SimpleNamespace(spec=spec, infer=lambda *_, chunk=chunk: chunk)
         for name in ("ar", "strict_draft"):
             composed = pair.composed(decoding=DECODINGS[name], draft=draft)
-            found = composed.drafter().propose(SEEN[0], rngs(1)[0]).actions
-            np.testing.assert_allclose(found, drafted[np.minimum(np.arange(3), steps - 1)], atol=1.01 / 255.0)
+            actions = composed.drafter().propose(SEEN[0], rngs(1)[0]).actions
+            np.testing.assert_allclose(actions, drafted[np.minimum(np.arange(3), steps - 1)], atol=1.01 / 255.0)
 
 
 def test_an_episode_begins_without_memory(pair: Pair[Any]) -> None:
     drafter: Any = pair.composed(decoding=COMPENSATING).drafter()
     drafter.on_action(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
-    asked = drafter.propose(SEEN[0], rngs(1)[0])
-    assert asked.evidence.tail is not None and len(asked.evidence.candidates) == 1
-    np.testing.assert_allclose(asked.actions, np.tile([0.5, -0.5], (3, 1)), atol=1.01 / 255.0)
+    proposal = drafter.propose(SEEN[0], rngs(1)[0])
+    assert proposal.evidence.tail is not None and len(proposal.evidence.candidates) == 1
+    np.testing.assert_allclose(proposal.actions, np.tile([0.5, -0.5], (3, 1)), atol=1.01 / 255.0)
     drafter.reset()
-    asked = drafter.propose(SEEN[0], rngs(1)[0])
-    assert asked.evidence.tail is None and not len(asked.evidence.candidates)
-    np.testing.assert_array_equal(asked.actions, np.zeros((3, 2)))
+    proposal = drafter.propose(SEEN[0], rngs(1)[0])
+    assert proposal.evidence.tail is None and not len(proposal.evidence.candidates)
+    np.testing.assert_array_equal(proposal.actions, np.zeros((3, 2)))
 
 
 def test_skipped_steps_repeat_the_last_action(pair: Pair[Any]) -> None:
@@ -145,11 +145,11 @@ def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone
             strict = replace(decoding, bins=0)
             here, known = played(pair.composed(decoding=strict), FEW, seed=5)
             composed = device.composed(decoding=strict)
-            there, records = played(composed, FEW, seed=5, verifier=asking(composed))
-            np.testing.assert_array_equal(there, here)
-            for record, other in zip(records, known, strict=True):
+            remote, records = played(composed, FEW, seed=5, verifier=asking(composed))
+            np.testing.assert_array_equal(remote, here)
+            for record, reference in zip(records, known, strict=True):
                 assert record.miss is None and record.outcome is not None
-                told, same = decoded(record), decoded(other)
+                told, same = decoded(record), decoded(reference)
                 assert (told.accepted, told.read, told.rejected) == (same.accepted, same.read, same.rejected)
                 np.testing.assert_allclose(told.features[0], same.features[0], atol=1e-2)
                 # Audits take its mean: whether the tokens that would have been executed are those that were proposed.
@@ -169,11 +169,11 @@ def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone
 @pytest.fixture(scope="module")
 def exchange(wild: TokenBundle, pair: Pair[Any]) -> Any:
     """Of a target with one drafter of its own."""
-    own = {"bigram": Bigram(np.random.default_rng(0).integers(0, 256, (5, 256)))}
-    return pair.composed(policy=wild.policy(own)).exchange
+    drafters = {"bigram": Bigram(np.random.default_rng(0).integers(0, 256, (5, 256)))}
+    return pair.composed(policy=wild.policy(drafters)).exchange
 
 
-def asked(pair: Pair[Any], window: Window = SEEN[0], step: int = 0, **changes: Any) -> Request:
+def query(pair: Pair[Any], window: Window = SEEN[0], step: int = 0, **changes: Any) -> Request:
     """A request for greedy decoding with some changes."""
     question = DecodingRequest(np.zeros((0, 6), np.int64), "none", relaxed(0, 6, 2))
     proposal = Proposal(window, np.zeros((3, 2), np.float32), replace(question, **changes))
@@ -181,9 +181,9 @@ def asked(pair: Pair[Any], window: Window = SEEN[0], step: int = 0, **changes: A
 
 
 def answer_to(exchange: Any, request: Request) -> dict[str, np.ndarray]:
-    (found,) = served(exchange, "verify", [request])
-    assert not isinstance(found, WireError)
-    return dict(found)
+    (answer,) = served(exchange, "verify", [request])
+    assert not isinstance(answer, WireError)
+    return dict(answer)
 
 
 def test_requests_of_a_batch_are_answered_as_alone(pair: Pair[Any], exchange: Any, greedy: np.ndarray) -> None:
@@ -193,7 +193,7 @@ def test_requests_of_a_batch_are_answered_as_alone(pair: Pair[Any], exchange: An
         changes: dict[str, Any] = {"candidates": greedy[row : row + row % 3]}
         changes |= {"then": ("none", "bigram", "head")[row % 5 % 3], "combined": row % 4 == 1}
         changes |= {"tail": np.full(6, 7)} if row % 6 == 2 else {}
-        requests.append(asked(pair, window, row, **changes))
+        requests.append(query(pair, window, row, **changes))
     answers = served(exchange, "verify", requests)
     refused = 0
     for answer, request in zip(answers, requests, strict=True):
@@ -206,26 +206,26 @@ def test_requests_of_a_batch_are_answered_as_alone(pair: Pair[Any], exchange: An
             np.testing.assert_allclose(answer[name] + 0.0, values + 0.0, atol=1e-2 * (name == "feature"))
     assert "'head'" in str(answers[2]) and 1 < refused < 12
     bad = Window({**SEEN[6].arrays, "state": np.full((1, 2), np.nan, np.float32)}, SEEN[6].instruction)
-    found = exchange.answer("verify", [replace(requests[6], window=bad), requests[0]])
-    assert isinstance(found[0], WireError) and not isinstance(found[1], WireError)
+    replies = exchange.answer("verify", [replace(requests[6], window=bad), requests[0]])
+    assert isinstance(replies[0], WireError) and not isinstance(replies[1], WireError)
 
 
 def test_the_server_reads_candidates_up_to_their_end(pair: Pair[Any], exchange: Any, greedy: np.ndarray) -> None:
     """The beginning of the target's own chunk is accepted whole, whatever a peer puts behind its end."""
     for count in range(2, 6):
         begun = np.where(np.arange(6) < count, greedy[0], -1)
-        request = asked(pair, candidates=np.stack([begun, begun]))
-        found = answer_to(exchange, request)
-        assert found["accepted"].tolist() == [count - 1, *[0] * (5 - count), *[-1] * count]
-        assert found["read"][0] == count
+        request = query(pair, candidates=np.stack([begun, begun]))
+        answer = answer_to(exchange, request)
+        assert answer["accepted"].tolist() == [count - 1, *[0] * (5 - count), *[-1] * count]
+        assert answer["read"][0] == count
         request.arrays["candidates"][:2, count + 1 :] = 99
-        again = answer_to(exchange, request)
-        for name, values in found.items():
-            np.testing.assert_array_equal(again[name], values)
+        repeat = answer_to(exchange, request)
+        for name, values in answer.items():
+            np.testing.assert_array_equal(repeat[name], values)
     # Rows that propose nothing leave the first pass to the server's own drafter.
     rows = np.full((2, 6), -1)
     rows[0, 0], rows[1, 1:] = 3, 4
-    first, second = (answer_to(exchange, asked(pair, then="bigram", candidates=given)) for given in (rows, rows[:0]))
+    first, second = (answer_to(exchange, query(pair, then="bigram", candidates=given)) for given in (rows, rows[:0]))
     for name, values in first.items():
         np.testing.assert_array_equal(second[name], values)
     assert first["read"][0] > 1
@@ -237,8 +237,8 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> Non
     for _ in range(300):
         arrays = nonsense(pair.exchange.contract.kinds["verify"].request, rng)
         arrays["candidates"][rng.random(arrays["candidates"].shape) < 0.2] = -1
-        (found,) = served(pair.exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
-        answered += not isinstance(found, WireError)
+        (answer,) = served(pair.exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
+        answered += not isinstance(answer, WireError)
     assert answered > 50
 
 
@@ -246,16 +246,16 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> Non
 
 
 def test_a_token_policy_is_loaded_as_a_pair(wild: TokenBundle, greedy: np.ndarray) -> None:
-    found = load_pair(wild.path)
+    pair = load_pair(wild.path)
     assert load_pair(wild.path, decoding="strict").parts.decoding == DECODINGS["strict"]
-    assert isinstance(found.parts, TokenParts) and found.parts.draft is None and found.parts.drafters is None
+    assert isinstance(pair.parts, TokenParts) and pair.parts.draft is None and pair.parts.drafters is None
     for name in ("specvla", "kerv", "heisd"):
         with pytest.raises(ConfigError, match="drafters"):
-            found.composed(decoding=DECODINGS[name]).drafter()
+            pair.composed(decoding=DECODINGS[name]).drafter()
     with pytest.raises(ConfigError, match="--draft"):
-        found.composed(decoding=DECODINGS["strict_draft"]).drafter()
+        pair.composed(decoding=DECODINGS["strict_draft"]).drafter()
     with_itself = load_pair(wild.path, draft=str(wild.path))
-    assert with_itself.fingerprint != found.fingerprint
+    assert with_itself.fingerprint != pair.fingerprint
     _, records = played(with_itself.composed(decoding=DECODINGS["strict_draft"]), SEEN[:10])
     assert all(decoded(record).accepted == [4] for record in records), "the target drafts for itself"
     np.testing.assert_array_equal([decoded(record).tokens for record in records], greedy[:10])

@@ -40,14 +40,14 @@ STRICT = relaxed(0, LENGTH, ACTIONS, ())
 def run(
     wild: TokenBundle, seen: Any, *drafters: TreeDrafter, rule: Acceptance = STRICT, tail: np.ndarray | None = None
 ) -> Decoded:
-    (found,) = together(wild, [(seen, Speculation(drafters, rule, tail))])
-    return found
+    (chunk,) = together(wild, [(seen, Speculation(drafters, rule, tail))])
+    return chunk
 
 
-def together(wild: TokenBundle, asked: Sequence[tuple[Any, Speculation]]) -> list[Decoded]:
+def together(wild: TokenBundle, requests: Sequence[tuple[Any, Speculation]]) -> list[Decoded]:
     networks = wild.networks
-    cache, prefix = networks.prefill(networks.tokens([SEEN[seen] for seen, _ in asked]))
-    return decode(networks, cache, prefix, [speculation for _, speculation in asked])
+    cache, prefix = networks.prefill(networks.tokens([SEEN[seen] for seen, _ in requests]))
+    return decode(networks, cache, prefix, [speculation for _, speculation in requests])
 
 
 class RandomTokens(TreeDrafter):
@@ -81,10 +81,10 @@ def test_strict_acceptance_is_greedy_decoding_for_any_drafter(
     """420 windows, nine drafters, three actions: 11,340; those of windows with a near tie are not compared."""
     compared = 0
     for row in np.flatnonzero(clear):
-        for own in drafters(greedy[row], row):
-            found = run(wild, row, *own)
-            np.testing.assert_array_equal(found.tokens, greedy[row])
-            assert not found.bias.any() and found.finite
+        for group in drafters(greedy[row], row):
+            chunk = run(wild, row, *group)
+            np.testing.assert_array_equal(chunk.tokens, greedy[row])
+            assert not chunk.bias.any() and chunk.finite
             compared += LENGTH // ACTIONS
     assert compared > 10_000, "actions"
 
@@ -102,12 +102,12 @@ BATCH = 24
 def mixed(greedy: np.ndarray, rows: Sequence[Any]) -> list[tuple[Any, Speculation]]:
     """Windows of every drafter, three rules and a tail in turn; trees of one node and of 40 side by side."""
     rules = STRICT, relaxed(20, LENGTH, ACTIONS, (1,)), relaxed(150, LENGTH, ACTIONS, (1,), (0, 1), 200)
-    asked = []
+    requests = []
     for number, row in enumerate(rows):
-        own = list(drafters(greedy[row], row))
+        groups = list(drafters(greedy[row], row))
         tail = np.full(LENGTH, 77) if number % 4 == 3 else None
-        asked.append((row, Speculation(own[number % len(own)], rules[number // 3 % 3], tail)))
-    return asked
+        requests.append((row, Speculation(groups[number % len(groups)], rules[number // 3 % 3], tail)))
+    return requests
 
 
 def test_windows_of_a_batch_are_decoded_as_alone(wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray) -> None:
@@ -120,24 +120,24 @@ def test_windows_of_a_batch_are_decoded_as_alone(wild: TokenBundle, greedy: np.n
     assert len(rows) > 200
     for first in range(0, len(rows) - BATCH, BATCH):
         part = rows[first : first + BATCH].tolist()
-        alone = [together(wild, [one])[0] for one in mixed(greedy, part)]
-        for one, other in zip(together(wild, mixed(greedy, part)), alone, strict=True):
+        alone = [together(wild, [request])[0] for request in mixed(greedy, part)]
+        for chunk, single in zip(together(wild, mixed(greedy, part)), alone, strict=True):
             same = all(
-                np.array_equal(getattr(one, name), getattr(other, name)) for name in ("tokens", "sources", "bias")
+                np.array_equal(getattr(chunk, name), getattr(single, name)) for name in ("tokens", "sources", "bias")
             )
             names = ("accepted", "read", "rejected", "finite")
-            same &= [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
-            differing += not (same and np.allclose(one.features[0], other.features[0], atol=1e-4))
+            same &= [getattr(chunk, name) for name in names] == [getattr(single, name) for name in names]
+            differing += not (same and np.allclose(chunk.features[0], single.features[0], atol=1e-4))
     assert differing <= 2
 
 
 def not_greedy(wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray) -> int:
     """How many windows of one batch, whose drafters take turns, are not decoded greedily."""
     rows = np.flatnonzero(clear).tolist()
-    own = [list(drafters(greedy[row], row)) for row in rows]
-    asked = [(row, Speculation(one[row % len(one)], STRICT)) for row, one in zip(rows, own, strict=True)]
-    found = np.array([one.tokens for one in together(wild, asked)])
-    return int((found != greedy[rows]).any(axis=1).sum())
+    groups = [list(drafters(greedy[row], row)) for row in rows]
+    requests = [(row, Speculation(group[row % len(group)], STRICT)) for row, group in zip(rows, groups, strict=True)]
+    tokens = np.array([chunk.tokens for chunk in together(wild, requests)])
+    return int((tokens != greedy[rows]).any(axis=1).sum())
 
 
 def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray]) -> None:
@@ -181,12 +181,12 @@ def test_a_window_that_is_not_finite_says_so_alone(wild: TokenBundle, greedy: np
     networks = wild.networks
     prefix = networks.tokens(SEEN[:6])
     prefix[2] = np.nan
-    asked = [Speculation((Candidates(greedy[row][None]),), STRICT) for row in range(6)]
+    speculations = [Speculation((Candidates(greedy[row][None]),), STRICT) for row in range(6)]
     with np.errstate(invalid="ignore"):
-        found = decode(networks, *networks.prefill(prefix), asked)
-    assert [one.finite for one in found] == [row != 2 for row in range(6)]
+        chunks = decode(networks, *networks.prefill(prefix), speculations)
+    assert [chunk.finite for chunk in chunks] == [row != 2 for row in range(6)]
     for row in (0, 1, 3, 4, 5):
-        np.testing.assert_array_equal(found[row].tokens, run(wild, row, Candidates(greedy[row][None])).tokens)
+        np.testing.assert_array_equal(chunks[row].tokens, run(wild, row, Candidates(greedy[row][None])).tokens)
 
 
 @pytest.mark.parametrize("count", range(1, LENGTH + 1))
@@ -197,10 +197,10 @@ def test_the_beginning_of_the_right_chunk_is_accepted_whole(
     drafted = min(count, LENGTH - 1) - 1
     for row in np.flatnonzero(clear)[:40]:
         begun = np.where(np.arange(LENGTH) < count, greedy[row], -1)
-        found = run(wild, row, Candidates(begun[None]))
-        np.testing.assert_array_equal(found.tokens, greedy[row])
-        np.testing.assert_array_equal(found.sources, [TARGET, *[DRAFT] * drafted, *[TARGET] * (LENGTH - 1 - drafted)])
-        assert found.accepted == [drafted, *[0] * (LENGTH - 2 - drafted)] and found.rejected == LENGTH
+        chunk = run(wild, row, Candidates(begun[None]))
+        np.testing.assert_array_equal(chunk.tokens, greedy[row])
+        np.testing.assert_array_equal(chunk.sources, [TARGET, *[DRAFT] * drafted, *[TARGET] * (LENGTH - 1 - drafted)])
+        assert chunk.accepted == [drafted, *[0] * (LENGTH - 2 - drafted)] and chunk.rejected == LENGTH
 
 
 def test_accepted_tokens_keep_the_drafted_value_within_the_tolerance(wild: TokenBundle, greedy: np.ndarray) -> None:
@@ -208,10 +208,10 @@ def test_accepted_tokens_keep_the_drafted_value_within_the_tolerance(wild: Token
     drafted = 0
     for row in range(60):
         offered = np.clip(greedy[row] + np.array([0, 0, 3, 0, -4, 0]), 0, 255)
-        found = run(wild, row, Candidates(offered[None]), rule=gripper)
-        taken = found.sources == DRAFT
-        np.testing.assert_array_equal(found.tokens[taken], offered[taken])
-        assert (np.abs(found.bias) <= gripper.each).all() and not found.bias[~taken].any()
+        chunk = run(wild, row, Candidates(offered[None]), rule=gripper)
+        taken = chunk.sources == DRAFT
+        np.testing.assert_array_equal(chunk.tokens[taken], offered[taken])
+        assert (np.abs(chunk.bias) <= gripper.each).all() and not chunk.bias[~taken].any()
         drafted += int(taken[2::2].sum())
     assert drafted > 0
 
@@ -256,10 +256,10 @@ def test_a_tail_takes_the_place_of_everything_from_the_first_refused_token(
     for row in np.flatnonzero(clear)[:40]:
         offered = greedy[row].copy()
         offered[3] = (offered[3] + 100) % 256
-        found = run(wild, row, Candidates(offered[None]), tail=tail)
-        np.testing.assert_array_equal(found.tokens, [*greedy[row][:3], 77, 77, 77])
-        np.testing.assert_array_equal(found.sources, [TARGET, DRAFT, DRAFT, TAIL, TAIL, TAIL])
-        assert found.rejected == 3 and len(found.accepted) == 1
+        chunk = run(wild, row, Candidates(offered[None]), tail=tail)
+        np.testing.assert_array_equal(chunk.tokens, [*greedy[row][:3], 77, 77, 77])
+        np.testing.assert_array_equal(chunk.sources, [TARGET, DRAFT, DRAFT, TAIL, TAIL, TAIL])
+        assert chunk.rejected == 3 and len(chunk.accepted) == 1
         # Nothing refused: the tail is not needed.
         np.testing.assert_array_equal(run(wild, row, Candidates(greedy[row][None]), tail=tail).tokens, greedy[row])
 
@@ -292,9 +292,9 @@ def test_a_tree_is_the_same_from_its_rows() -> None:
         rows, [[5, 10, 11, -1, -1, -1], [5, 10, 12, 13, -1, -1], [5, 10, 12, 14, -1, -1], [5, 20, 21, -1, -1, -1]]
     )
     decided = Decided(np.array([7]), np.zeros((1, 4), np.float32), 6)
-    (again,) = Candidates(rows).grow([decided])
-    assert {tuple(again.tokens[path]) for path in again.paths} == {tuple(tree.tokens[path]) for path in tree.paths}
-    assert len(again) == len(tree) and rows_of(EMPTY, 5, 6).shape == (0, 6)
+    (copy,) = Candidates(rows).grow([decided])
+    assert {tuple(copy.tokens[path]) for path in copy.paths} == {tuple(tree.tokens[path]) for path in tree.paths}
+    assert len(copy) == len(tree) and rows_of(EMPTY, 5, 6).shape == (0, 6)
 
 
 def test_a_tree_shares_what_is_shared() -> None:

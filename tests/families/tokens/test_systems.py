@@ -60,13 +60,13 @@ def test_over_a_server_a_system_decides_as_here(hand: Pair[Any], name: str) -> N
     _, here = played(composed, windows, seed=5)
     assert hand.path is not None
     with connected(hand, hand.path) as asking:
-        _, there = played(composed, windows, seed=5, verifier=asking(composed))
-    for one, other in zip(here, there, strict=True):
-        assert one.miss is other.miss is None
+        _, remote = played(composed, windows, seed=5, verifier=asking(composed))
+    for expected, inference in zip(here, remote, strict=True):
+        assert expected.miss is inference.miss is None
         for part in ("tokens", "sources", "bias"):
-            np.testing.assert_array_equal(getattr(decoded(other), part), getattr(decoded(one), part))
-        np.testing.assert_array_equal(other.proposal.evidence.candidates, one.proposal.evidence.candidates)
-        np.testing.assert_array_equal(other.proposal.evidence.rule.each, one.proposal.evidence.rule.each)
+            np.testing.assert_array_equal(getattr(decoded(inference), part), getattr(decoded(expected), part))
+        np.testing.assert_array_equal(inference.proposal.evidence.candidates, expected.proposal.evidence.candidates)
+        np.testing.assert_array_equal(inference.proposal.evidence.rule.each, expected.proposal.evidence.rule.each)
     assert any(decoded(record).bias.any() for record in here), "a relaxed system that accepts equal tokens alone"
     assert any((decoded(record).sources == TAIL).any() for record in here) == (name == "kerv")
 
@@ -103,14 +103,14 @@ def test_a_gripper_is_strict_where_the_paper_does_not_say_otherwise(arm: Pair[An
     for name, decoding in DECODINGS.items():
         draft = arm.parts.policy if decoding.proposes == "draft" else None
         drafter = arm.composed(decoding=decoding, draft=draft).drafter()
-        each = question(drafter, arm.observation.zeros()).rule.each
-        assert (each[-2:] > 0).all() == (name == "specvla_uniform")
-        assert (each[:-2] > 0).all() == (decoding.bins > 0)
+        tolerance = question(drafter, arm.observation.zeros()).rule.each
+        assert (tolerance[-2:] > 0).all() == (name == "specvla_uniform")
+        assert (tolerance[:-2] > 0).all() == (decoding.bins > 0)
 
 
 def question(drafter: Any, window: Window) -> DecodingRequest:
-    found: DecodingRequest = drafter.propose(window, rngs(1)[0]).evidence
-    return found
+    request: DecodingRequest = drafter.propose(window, rngs(1)[0]).evidence
+    return request
 
 
 def moved(drafter: Any, actions: np.ndarray) -> Any:
@@ -139,10 +139,10 @@ def test_a_tail_is_the_prediction_of_its_own_filter_from_the_last_ten_actions_al
 
 
 def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: Pair[Any]) -> None:
-    asked = hand.composed(decoding=DECODINGS["heisd_no_switch"]).drafter().propose(states(hand, 1)[0], rngs(1)[0])
-    found = asked.evidence
-    assert len(found.candidates) == 5 and found.combined and asked.origin == Origin.RETRIEVED
-    np.testing.assert_array_equal(found.candidates, hand.parts.drafters.memory.nearest(asked.evidence.feature, 5))
+    proposal = hand.composed(decoding=DECODINGS["heisd_no_switch"]).drafter().propose(states(hand, 1)[0], rngs(1)[0])
+    evidence = proposal.evidence
+    assert len(evidence.candidates) == 5 and evidence.combined and proposal.origin == Origin.RETRIEVED
+    np.testing.assert_array_equal(evidence.candidates, hand.parts.drafters.memory.nearest(proposal.evidence.feature, 5))
     alone = hand.composed(decoding=replace(DECODINGS["heisd_no_switch"], total=None)).drafter()  # type: ignore[call-arg]
     assert not question(alone, states(hand, 1)[0]).combined, "only groups are combined, not single tokens"
 
@@ -173,11 +173,11 @@ def test_heisd_switches_from_the_head_to_the_memory_where_the_robot_moves_fast(a
     sent = [record.decision.transmit for record in records][int(retrieved.argmax()) :]
     assert name != "heisd_fixed" or sent[:9] == [False, False, True] * 3
     # Without the switch the memory drafts from the beginning; so does it where the boundary is at 0.
-    for other in (
+    for variant in (
         arm.composed(decoding=DECODINGS["heisd_no_switch"]),
         arm.composed(decoding=replace(DECODINGS[name], boundary=0.0)),  # type: ignore[call-arg]
     ):
-        assert all(record.proposal.evidence.retrieved for record in played(other, moving(arm, 20, 5))[1])
+        assert all(record.proposal.evidence.retrieved for record in played(variant, moving(arm, 20, 5))[1])
 
 
 # ---- Spec-VLA's head on the device -----------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def test_a_head_on_the_device_reads_the_last_verified_chunk(hand: Pair[Any]) -> 
     _, records = played(pair, states(hand, 40), Random(0.5), seed=3)
     assert 8 <= sum(record.decision.transmit for record in records) <= 32
     for record in records:
-        asked = record.proposal.evidence
-        assert drafted_paths(asked) == (tree_after(pair, verified) if verified else set())
+        request = record.proposal.evidence
+        assert drafted_paths(request) == (tree_after(pair, verified) if verified else set())
         verified = verified if record.outcome is None else decoded(record)
     assert verified is not None
     drafter, window = cast(Any, pair.drafter()), states(hand, 1)[0]
@@ -248,16 +248,16 @@ def test_every_action_says_where_its_tokens_come_from(arm: Pair[Any]) -> None:
     """Compensated before accepted before replaced; and how far a tail is from greedy decoding, by dimension."""
     origins, family = set(), rollout_of(arm, load_method("kerv"))
     for record in played(arm.composed(decoding=DECODINGS["kerv"]), states(arm, 40), seed=1)[1]:
-        found = decoded(record)
+        chunk = decoded(record)
         wanted = next(
             origin
             for origin, source in ((Origin.COMPENSATED, TAIL), (Origin.ACCEPTED, DRAFT), (Origin.REPLACED, None))
-            if source is None or source in found.sources
+            if source is None or source in chunk.sources
         )
         assert record.origins.tolist() == [wanted]
         origins.add(wanted)
         greedy = arm.parts.policy.decode([record.proposal.window])[0].tokens
-        told, error = family.judge(record, None, greedy), np.abs(to_actions(found.tokens) - to_actions(greedy))
+        told, error = family.judge(record, None, greedy), np.abs(to_actions(chunk.tokens) - to_actions(greedy))
         tails = [told[f"tail_{dimension}"] for dimension in range(len(error))]
-        np.testing.assert_allclose(tails, np.where(found.sources == TAIL, error, np.nan), atol=1e-6)
+        np.testing.assert_allclose(tails, np.where(chunk.sources == TAIL, error, np.nan), atol=1e-6)
     assert origins >= {Origin.COMPENSATED, Origin.ACCEPTED}

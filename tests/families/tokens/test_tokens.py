@@ -34,11 +34,11 @@ def test_its_actions_are_the_tokens_of_greedy_decoding_in_the_demonstrated_range
 def test_a_number_goes_to_the_nearest_centre_in_training_as_in_decoding() -> None:
     actions = np.random.default_rng(0).uniform(-1.3, 1.3, (500, 3)).astype(np.float32)
     actions[:3] = [-1.0, 1.0, 9.0]
-    found, inside = to_tokens(actions), np.clip(actions, -1.0, 1.0)
+    tokens, inside = to_tokens(actions), np.clip(actions, -1.0, 1.0)
     # Halfway between two centres, rounding decides.
-    assert np.abs(inside - to_actions(found)).max() <= 1.0 / (BINS - 1) + 1e-6
-    assert np.count_nonzero(found != np.abs(inside[..., None] - CENTRES).argmin(-1)) <= 1
-    np.testing.assert_array_equal(nearest_bins(torch.from_numpy(actions)).numpy(), found)
+    assert np.abs(inside - to_actions(tokens)).max() <= 1.0 / (BINS - 1) + 1e-6
+    assert np.count_nonzero(tokens != np.abs(inside[..., None] - CENTRES).argmin(-1)) <= 1
+    np.testing.assert_array_equal(nearest_bins(torch.from_numpy(actions)).numpy(), tokens)
     np.testing.assert_array_equal(to_tokens(to_actions(np.arange(BINS))), np.arange(BINS))
     assert to_actions(to_tokens(np.array([-1.0, 1.0], np.float32))).tolist() == [-1.0, 1.0]
 

@@ -26,22 +26,22 @@ def demos(lengths: list[int], seed: int = 0) -> Episodes:
 
 
 def warnings(episodes: Episodes) -> list[str]:
-    found: list[str] = json.loads(json.dumps(describe(episodes, "memory"), allow_nan=False))["warnings"]
-    return found
+    messages: list[str] = json.loads(json.dumps(describe(episodes, "memory"), allow_nan=False))["warnings"]
+    return messages
 
 
 def test_numbers(tmp_path: Path) -> None:
     episodes = demos([10, 12, 14, 11])
     write_npz(tmp_path / "x.npz", episodes)
-    found = describe(read(tmp_path / "x.npz"), tmp_path / "x.npz")
+    summary = describe(read(tmp_path / "x.npz"), tmp_path / "x.npz")
     wanted: dict[str, Any] = {
         "source": str(tmp_path / "x.npz"), "format": "npz", "episodes": 4, "steps": 47, "rate_hz": 10.0,
         "shapes": {"action": [47, 2], "state": [47, 3]}, "cameras": [], "instructions": [], "length_min": 10,
         "length_median": 11.5, "length_max": 14, "action_min": episodes.action.min(axis=0).tolist(),
         "action_max": episodes.action.max(axis=0).tolist(), "warnings": [],
     }  # fmt: skip
-    assert found == wanted | {"action_quantiles": found["action_quantiles"]}
-    assert found["action_quantiles"]["0.5"] == np.median(episodes.action, axis=0).tolist()
+    assert summary == wanted | {"action_quantiles": summary["action_quantiles"]}
+    assert summary["action_quantiles"]["0.5"] == np.median(episodes.action, axis=0).tolist()
 
 
 def test_not_finite() -> None:
@@ -60,9 +60,9 @@ def test_outside(outside: int, expected: int) -> None:
     """Only where most values lie inside: pixels or large physical units are no mistake."""
     episodes = demos([50])
     episodes.action.reshape(-1)[:outside] += 5
-    found = warnings(episodes)
-    assert len(found) == expected
-    assert all(text.startswith(f"{outside} % of the action values") for text in found)
+    messages = warnings(episodes)
+    assert len(messages) == expected
+    assert all(text.startswith(f"{outside} % of the action values") for text in messages)
 
 
 def test_constants_lengths_and_duplicates() -> None:

@@ -43,8 +43,8 @@ def test_generated_episodes_replay_to_success_and_repeat(name: str) -> None:
             np.testing.assert_array_equal(observation["state"], state)
             observation, _, _, _, info = env.step(action)
         assert info["success"] and info["score"] == 1.0
-    again = generate(task, 2, 4, 0.0)
-    np.testing.assert_array_equal(made.action, again.action)
+    repeat = generate(task, 2, 4, 0.0)
+    np.testing.assert_array_equal(made.action, repeat.action)
 
 
 def test_failed_episodes_are_dropped_and_an_expert_that_hardly_succeeds_is_refused() -> None:
@@ -84,20 +84,20 @@ def shown(number: int) -> Episodes:
 def test_what_is_read_is_what_was_shown(tmp_path: Path) -> None:
     made = recorded(tmp_path / "out")
     wanted = concatenate([shown(number) for number in range(6)])
-    found = read(tmp_path / "out")
-    assert made == Written(found.steps, {"go left": 3, "go right": 3}, {"go left": 3, "go right": 3})
-    assert set(found.observation) == {"state", "image.top"} and found.rate_hz == 20.0
-    assert found.disturbed is not None and wanted.disturbed is not None
-    for one, other in (
-        (found.ends, wanted.ends), (found.action, wanted.action), (found.disturbed, wanted.disturbed),
-        (found.numbers("state"), wanted.numbers("state")),
-        (found.frames("image.top")[:], wanted.frames("image.top")[:]),
+    dataset = read(tmp_path / "out")
+    assert made == Written(dataset.steps, {"go left": 3, "go right": 3}, {"go left": 3, "go right": 3})
+    assert set(dataset.observation) == {"state", "image.top"} and dataset.rate_hz == 20.0
+    assert dataset.disturbed is not None and wanted.disturbed is not None
+    for values, expected in (
+        (dataset.ends, wanted.ends), (dataset.action, wanted.action), (dataset.disturbed, wanted.disturbed),
+        (dataset.numbers("state"), wanted.numbers("state")),
+        (dataset.frames("image.top")[:], wanted.frames("image.top")[:]),
     ):  # fmt: skip
-        np.testing.assert_array_equal(one, other)
-    assert found.instructions == wanted.instructions == 3 * ("go left", "go right")
-    fitted = convert_to_task(toys.SUITE, found, "here")
-    assert fitted.cameras == ("image.top",) and fitted.instructions == found.instructions
-    assert not [warning for warning in describe(found, tmp_path / "out")["warnings"] if "cannot be read" in warning]
+        np.testing.assert_array_equal(values, expected)
+    assert dataset.instructions == wanted.instructions == 3 * ("go left", "go right")
+    fitted = convert_to_task(toys.SUITE, dataset, "here")
+    assert fitted.cameras == ("image.top",) and fitted.instructions == dataset.instructions
+    assert not [warning for warning in describe(dataset, tmp_path / "out")["warnings"] if "cannot be read" in warning]
 
 
 def test_is_a_lerobot_dataset_with_the_statistics_of_all_frames(tmp_path: Path) -> None:
@@ -122,17 +122,17 @@ def test_is_a_lerobot_dataset_with_the_statistics_of_all_frames(tmp_path: Path) 
     assert data["task_index"].to_pylist() == by_frame
     groups = pq.ParquetFile(tmp_path / "data/chunk-000/file-000.parquet").metadata
     assert [groups.row_group(k).num_rows for k in range(groups.num_row_groups)] == lengths
-    found = read(tmp_path)
-    pixels = found.frames("image.top")[:].reshape(-1, 3) / 255.0
+    dataset = read(tmp_path)
+    pixels = dataset.frames("image.top")[:].reshape(-1, 3) / 255.0
     for values, name, shape in (
-        (found.action.astype(np.float64), "action", (2,)),
+        (dataset.action.astype(np.float64), "action", (2,)),
         (pixels, "observation.images.top", (3, 1, 1)),
     ):
         for statistic in ("min", "max", "mean", "std"):
             kept = np.array(stats[name][statistic])
             assert kept.shape == shape
             np.testing.assert_allclose(kept.ravel(), getattr(values, statistic)(axis=0), atol=1e-6)
-        assert stats[name]["count"] == [found.steps]
+        assert stats[name]["count"] == [dataset.steps]
 
 
 def test_a_recording_that_was_stopped_goes_on_as_one_of_one_process(
@@ -175,16 +175,16 @@ def test_a_dataset_grows_and_keeps_what_it_has(tmp_path: Path) -> None:
 
 def test_noise_disturbs_what_is_done_and_not_what_is_recorded(tmp_path: Path) -> None:
     recorded(tmp_path, 20)
-    found = read(tmp_path)
-    assert found.disturbed is not None and found.instructions is not None
-    assert 0.05 < found.disturbed.mean() < 0.6
-    state = found.numbers("state")
-    for span, told in zip(found.slices(), found.instructions, strict=True):
+    dataset = read(tmp_path)
+    assert dataset.disturbed is not None and dataset.instructions is not None
+    assert 0.05 < dataset.disturbed.mean() < 0.6
+    state = dataset.numbers("state")
+    for span, told in zip(dataset.slices(), dataset.instructions, strict=True):
         expert = np.stack([toys.wanted(place, told.removeprefix("go ")) for place in state[span]])
-        np.testing.assert_allclose(found.action[span], expert, atol=1e-5)
+        np.testing.assert_allclose(dataset.action[span], expert, atol=1e-5)
         moved = np.diff(state[span], axis=0)
-        as_recorded = np.isclose(moved, toys.GAIN * found.action[span][:-1], atol=1e-5).all(axis=1)
-        np.testing.assert_array_equal(as_recorded, ~found.disturbed[span][:-1])
+        as_recorded = np.isclose(moved, toys.GAIN * dataset.action[span][:-1], atol=1e-5).all(axis=1)
+        np.testing.assert_array_equal(as_recorded, ~dataset.disturbed[span][:-1])
 
 
 def test_a_chunk_counts_up_to_its_first_disturbed_step() -> None:
@@ -193,14 +193,14 @@ def test_a_chunk_counts_up_to_its_first_disturbed_step() -> None:
     zeros = np.zeros((30, 1), np.float32)
     episodes = Episodes({"state": zeros}, zeros, ends, disturbed=disturbed)
     for calm in (False, True):
-        found = Episodes(episodes.observation, episodes.action, ends) if calm else episodes
+        variant = Episodes(episodes.observation, episodes.action, ends) if calm else episodes
         wanted = np.zeros((30, 4), bool)
         for step in range(30):
             end = ends[np.searchsorted(ends, step, side="right")]
             for ahead in range(4):
                 lost = not calm and disturbed[step : step + ahead].any()
                 wanted[step, ahead] = step + ahead < end and not lost
-        np.testing.assert_array_equal(found.followed(4), wanted)
+        np.testing.assert_array_equal(variant.followed(4), wanted)
     part = episodes.select(np.array([2, 0]))
     np.testing.assert_array_equal(part.followed(4), episodes.followed(4)[np.r_[8:30, 0:7]])
 
@@ -239,8 +239,8 @@ def test_refuses_what_cannot_work(tmp_path: Path) -> None:
 def test_what_only_the_simulator_knows_is_recorded_on_request(tmp_path: Path) -> None:
     pytest.importorskip("metaworld")
     recorded(tmp_path, 1, Order("metaworld/reach-v3", 0, 0.0, 0, privileged=True))
-    found = read(tmp_path)
-    assert set(found.observation) == {"state", "privileged.scene"}
-    goals = found.numbers("privileged.scene")[:, -3:]
+    data = read(tmp_path)
+    assert set(data.observation) == {"state", "privileged.scene"}
+    goals = data.numbers("privileged.scene")[:, -3:]
     assert np.ptp(goals, axis=0).max() == 0.0 and np.abs(goals).max() > 0.05
-    assert set(convert_to_task(load_task("metaworld/reach-v3"), found, "here").observation) == set(found.observation)
+    assert set(convert_to_task(load_task("metaworld/reach-v3"), data, "here").observation) == set(data.observation)

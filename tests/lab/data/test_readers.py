@@ -63,25 +63,25 @@ def front_of(write: Write) -> tuple[str, float]:
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_every_step_is_what_was_written_and_frames_go_elsewhere_unread(write: Write, tmp_path: Path) -> None:
-    found, (front, off) = read(write(tmp_path)), front_of(write)
+    dataset, (front, off) = read(write(tmp_path)), front_of(write)
     state = np.concatenate([GRIPPER[:, None], STATE], axis=1) if kind_of(write) == "robomimic" else STATE
-    for values, wanted in ((found.numbers("state"), state), (found.action, ACTION), (found.ends, ENDS)):
+    for values, wanted in ((dataset.numbers("state"), state), (dataset.action, ACTION), (dataset.ends, ENDS)):
         np.testing.assert_array_equal(values, wanted)
         assert values.dtype == wanted.dtype
-    assert found.rate_hz == 10.0 and set(found.cameras) == {front, "image.wrist"}
+    assert dataset.rate_hz == 10.0 and set(dataset.cameras) == {front, "image.wrist"}
     for _ in range(2):
         for index in (slice(None), ORDER, slice(None, None, -2), slice(5, 5), 4, -1, ORDER.reshape(4, 5), ENDS - 1):
-            np.testing.assert_array_equal(found.frames("image.wrist")[index], WRIST[index])
-            np.testing.assert_allclose(found.frames(front)[index].astype(int), FRONT[index], atol=off)
+            np.testing.assert_array_equal(dataset.frames("image.wrist")[index], WRIST[index])
+            np.testing.assert_allclose(dataset.frames(front)[index].astype(int), FRONT[index], atol=off)
     with pytest.raises(IndexError):
-        found.frames(front)[STEPS]
-    part = found.select(np.array([2, 0]))
+        dataset.frames(front)[STEPS]
+    part = dataset.select(np.array([2, 0]))
     rows = np.concatenate([np.arange(ENDS[1], ENDS[2]), np.arange(ENDS[0])])
     np.testing.assert_array_equal(part.frames("image.wrist")[:], WRIST[rows])
     np.testing.assert_array_equal(part.action, ACTION[rows])
     np.testing.assert_allclose(part.frames(front)[3].astype(int), FRONT[rows[3]], atol=off)
-    sent = pickle.dumps(found)  # whatever is open now does not come along
-    assert kind_of(write) == "npz" or (len(sent) < WRIST.nbytes and not found.frames(front).in_memory)
+    sent = pickle.dumps(dataset)  # whatever is open now does not come along
+    assert kind_of(write) == "npz" or (len(sent) < WRIST.nbytes and not dataset.frames(front).in_memory)
     np.testing.assert_array_equal(pickle.loads(sent).frames("image.wrist")[ORDER], WRIST[ORDER])
 
 
@@ -92,9 +92,9 @@ def test_truncation_is_told(write: Write, share: float, tmp_path: Path) -> None:
     path = write(tmp_path)
 
     def read_all() -> None:
-        found = read(path)
-        for name in found.cameras:
-            found.frames(name)[:]
+        dataset = read(path)
+        for name in dataset.cameras:
+            dataset.frames(name)[:]
         if kind_of(write) == "zarr":
             read(path, {"hand": Source("gripper")})  # is read on request only
 
@@ -142,13 +142,13 @@ def test_a_mapping_takes_what_it_names_and_nothing_else(write: Write, tmp_path: 
         "image.seen": Source(wrist, crop=(2, 4, 12, 16), size=(6, 8)),
         "image.whole": Source("image.wrist", size=(16, 24)),
     }
-    found = read(write(tmp_path), sources)
-    assert list(found.observation) == list(sources)
-    np.testing.assert_array_equal(found.numbers("hand"), GRIPPER[:, None])
-    assert found.frames("image.seen").shape == (STEPS, 6, 8, 3)
+    dataset = read(write(tmp_path), sources)
+    assert list(dataset.observation) == list(sources)
+    np.testing.assert_array_equal(dataset.numbers("hand"), GRIPPER[:, None])
+    assert dataset.frames("image.seen").shape == (STEPS, 6, 8, 3)
     cut = Image.fromarray(WRIST[5, 2:14, 4:20]).resize((8, 6), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(found.frames("image.seen")[5], np.asarray(cut))
-    np.testing.assert_array_equal(found.frames("image.whole")[:], WRIST)
+    np.testing.assert_array_equal(dataset.frames("image.seen")[5], np.asarray(cut))
+    np.testing.assert_array_equal(dataset.frames("image.whole")[:], WRIST)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_npz_names(tmp_path: Path) -> None:
     assert kitchen.rate_hz is None
     np.testing.assert_array_equal(kitchen.numbers("goal")[:, 0], np.arange(STEPS))
     np.testing.assert_array_equal(kitchen.frames("image"), WRIST)
-    found = read(save(tmp_path, goal=ACTION, image=WRIST / 255.0))
-    np.testing.assert_array_equal(found.numbers("goal"), ACTION)
-    np.testing.assert_array_equal(found.frames("image"), WRIST)
+    dataset = read(save(tmp_path, goal=ACTION, image=WRIST / 255.0))
+    np.testing.assert_array_equal(dataset.numbers("goal"), ACTION)
+    np.testing.assert_array_equal(dataset.frames("image"), WRIST)
 
 
 @pytest.mark.parametrize(
@@ -343,12 +343,12 @@ def test_a_dataset_without_its_videos_still_gives_everything_else(
 ) -> None:
     path = cameras.write_lerobot(tmp_path, version)
     shutil.rmtree(path / "videos")
-    found = read(path)
-    np.testing.assert_array_equal(found.numbers("state"), STATE)
-    assert found.frames("image.front").shape == (STEPS, 32, 48, 3)
+    dataset = read(path)
+    np.testing.assert_array_equal(dataset.numbers("state"), STATE)
+    assert dataset.frames("image.front").shape == (STEPS, 32, 48, 3)
     with pytest.raises(DataError, match=r"\.mp4 is damaged or missing"):
-        found.frames("image.front")[0]
-    assert any(text.startswith("the camera image.front cannot be read") for text in describe(found, path)["warnings"])
+        dataset.frames("image.front")[0]
+    assert any(text.startswith("the camera image.front cannot be read") for text in describe(dataset, path)["warnings"])
 
 
 def test_videos_and_images_that_are_not_what_the_metadata_say(tmp_path: Path) -> None:
@@ -600,11 +600,11 @@ def test_a_copy_is_made_once_in_blocks_and_only_where_there_is_room(
     copy = copied(Frames(WRIST.shape, source), file, told.append)
     assert told == [*range(3, STEPS, 3), STEPS] and source.read == list(range(STEPS))
     np.testing.assert_array_equal(copy[ORDER], WRIST[ORDER])
-    again = copied(Frames(WRIST.shape, source), file)
-    np.testing.assert_array_equal(again[ORDER], WRIST[ORDER])
+    repeat = copied(Frames(WRIST.shape, source), file)
+    np.testing.assert_array_equal(repeat[ORDER], WRIST[ORDER])
     assert len(source.read) == STEPS
-    other = copied(as_frames(WRIST[:4]), file)  # of other data
-    np.testing.assert_array_equal(other[:], WRIST[:4])
+    replacement = copied(as_frames(WRIST[:4]), file)  # of other data
+    np.testing.assert_array_equal(replacement[:], WRIST[:4])
     assert [path.name for path in file.parent.iterdir()] == ["image.npy"]
     huge = Frames((1 << 40, 480, 640, 3), Counted(), np.arange(3))
     huge.shape = (1 << 40, 480, 640, 3)

@@ -38,35 +38,35 @@ def convert(out: Path, *paths: Path) -> tuple[tuple[Written, int, int], Episodes
     return to_dataset(paths, out, lambda done, total: None), read(out)
 
 
-def check(found: Episodes, truth: Truth, spans: Sequence[tuple[int, int, int]]) -> None:
+def check(dataset: Episodes, truth: Truth, spans: Sequence[tuple[int, int, int]]) -> None:
     """That the episodes found are these parts of the true ones: (episode, first step, end)."""
-    np.testing.assert_array_equal(found.ends, np.cumsum([end - first for _, first, end in spans]))
+    np.testing.assert_array_equal(dataset.ends, np.cumsum([end - first for _, first, end in spans]))
     seen = [row for episode, first, end in spans for row in truth.seen[episode][first:end]]
     done = [row for episode, first, end in spans for row in truth.done[episode][first:end]]
-    np.testing.assert_array_equal(found.numbers("state"), np.stack([row["state"] for row in seen]))
-    np.testing.assert_array_equal(found.action, np.stack(done))
-    assert found.instructions == tuple(str(truth.seen[episode][first]["instruction"]) for episode, first, _ in spans)
+    np.testing.assert_array_equal(dataset.numbers("state"), np.stack([row["state"] for row in seen]))
+    np.testing.assert_array_equal(dataset.action, np.stack(done))
+    assert dataset.instructions == tuple(str(truth.seen[episode][first]["instruction"]) for episode, first, _ in spans)
     frames = np.stack([row["image.top"] for row in seen])
-    shown = found.frames("image.top")[:]
+    shown = dataset.frames("image.top")[:]
     # JPEG loses something, and nothing else does.
     np.testing.assert_array_equal(shown, read_jpegs(to_jpeg(frames, JPEG_QUALITY), "frames", frames.shape))
     assert np.abs(shown.astype(int) - frames).mean() < 3.0
-    assert found.rate_hz == 20.0
+    assert dataset.rate_hz == 20.0
 
 
 def test_a_recording_of_a_simulated_robot_becomes_the_dataset_of_what_it_saw_and_did(tmp_path: Path) -> None:
     truth = record(tmp_path / "run.mcap")
-    made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
-    check(found, truth, [(episode, 0, len(steps)) for episode, steps in enumerate(truth.ticks)])
+    made, dataset = convert(tmp_path / "out", tmp_path / "run.mcap")
+    check(dataset, truth, [(episode, 0, len(steps)) for episode, steps in enumerate(truth.ticks)])
     assert made[1:] == (0, 0)
-    assert made[0].kept == {"go left": 2, "go right": 2} and made[0].steps == found.steps
+    assert made[0].kept == {"go left": 2, "go right": 2} and made[0].steps == dataset.steps
 
 
 def test_an_episode_ends_where_nothing_usable_was_seen(tmp_path: Path) -> None:
     truth = record(tmp_path / "run.mcap", 2, blind=frozenset({3, 4}))
-    made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
+    made, dataset = convert(tmp_path / "out", tmp_path / "run.mcap")
     ends = [len(steps) for steps in truth.ticks]
-    check(found, truth, [(0, 0, 3), (0, 5, ends[0]), (1, 0, 3), (1, 5, ends[1])])
+    check(dataset, truth, [(0, 0, 3), (0, 5, ends[0]), (1, 0, 3), (1, 5, ends[1])])
     assert made[1:] == (4, 2)
 
 
@@ -84,8 +84,8 @@ def test_an_episode_ends_where_steps_were_dropped(tmp_path: Path) -> None:
         truth = drive(recorder, 1)
     recorded = read_recording(tmp_path / "run.mcap")
     assert recorded.dropped == 1
-    made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
-    check(found, truth, [(0, 0, 2), (0, 3, len(truth.ticks[0]))])
+    made, dataset = convert(tmp_path / "out", tmp_path / "run.mcap")
+    check(dataset, truth, [(0, 0, 2), (0, 3, len(truth.ticks[0]))])
     assert made[1:] == (0, 1)
 
 
@@ -242,8 +242,8 @@ def test_recordings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b\.mcap differ in rate_hz: 20\.0 and 10\.0; convert them into two datasets"):
         convert(tmp_path / "out", tmp_path / "a.mcap", tmp_path / "b.mcap")
     # What was begun is no dataset, and does not stand in the way of the next attempt.
-    _, found = convert(tmp_path / "out", tmp_path / "a.mcap")
-    assert len(found) == 1
+    _, dataset = convert(tmp_path / "out", tmp_path / "a.mcap")
+    assert len(dataset) == 1
     with pytest.raises(ConfigError, match="holds a dataset already; choose another --out"):
         convert(tmp_path / "out", tmp_path / "a.mcap")
 

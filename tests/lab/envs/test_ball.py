@@ -99,12 +99,12 @@ def test_an_episode_begins_the_same_at_every_pace_and_without_one_draws_its_own(
 
 def test_in_a_chase_the_goals_motion_is_part_of_the_state() -> None:
     chase, plain = CHASE.make(pace=0.08), TASK.make(pace=0.08)
-    seen, other = chase.reset(seed=5)[0], plain.reset(seed=5)[0]
+    seen, reference = chase.reset(seed=5)[0], plain.reset(seed=5)[0]
     for _ in range(10):
         assert set(seen) == {"state"} and seen["state"].shape == (12,)
-        assert np.array_equal(seen["state"][:10], np.concatenate([other["state"], other["goal"]]))
+        assert np.array_equal(seen["state"][:10], np.concatenate([reference["state"], reference["goal"]]))
         before = seen["state"]
-        seen, other = chase.step(STILL)[0], plain.step(STILL)[0]
+        seen, reference = chase.step(STILL)[0], plain.step(STILL)[0]
         moved = (seen["state"][8:10] - before[8:10]) * ball.HALF_SIZE * TASK.rate_hz
         np.testing.assert_allclose(moved, 0.25 * (seen["state"][10:] + before[10:]), atol=2e-4)
 

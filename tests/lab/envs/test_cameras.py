@@ -53,9 +53,9 @@ def sphere(*radii: float) -> str:
     )
     unit = np.stack([np.sin(latitude) * np.cos(longitude), np.sin(latitude) * np.sin(longitude), np.cos(latitude)], -1)
     corner = (np.arange(rows)[:, None] * columns + np.arange(columns - 1)).ravel()
-    one = np.concatenate([corner[:, None] + [0, columns, 1], corner[:, None] + [1, columns, columns + 1]])
+    triangles = np.concatenate([corner[:, None] + [0, columns, 1], corner[:, None] + [1, columns, columns + 1]])
     points = [radius * unit.reshape(-1, 3) for radius in radii]
-    faces = [(one if k == 0 else one[:, ::-1]) + k * unit.size // 3 for k in range(len(radii))]
+    faces = [(triangles if k == 0 else triangles[:, ::-1]) + k * unit.size // 3 for k in range(len(radii))]
     place = np.stack([longitude / (2 * np.pi), latitude / np.pi], -1).reshape(-1, 2)
     arrays = {
         "vertex": np.concatenate(points),
@@ -131,11 +131,11 @@ def test_large_textures_shrink_and_the_frame_hardly_changes() -> None:
     floor = """<mujoco><asset><texture name="checks" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 0 1" {size}/>
     <material name="checks" texture="checks" texrepeat="3 3"/></asset><worldbody><camera name="front" pos="0 0 1"/>
     <light pos="0 0 2"/><geom type="plane" size="1 1 1" material="checks"/></worldbody></mujoco>"""
-    large, other = (mujoco.MjModel.from_xml_string(floor.format(size=f'width="{n}" height="{n}"')) for n in (2048, 2))
+    large, coarse = (mujoco.MjModel.from_xml_string(floor.format(size=f'width="{n}" height="{n}"')) for n in (2048, 2))
     small = simplified(large, 0.004)
     assert (small.tex_width[0], small.tex_height[0], large.tex_width[0]) == (TEXTURE, TEXTURE, 2048)
     exact = look(large)
-    assert np.abs(look(large, detail=0.004) - exact).mean() < 1.0 < np.abs(look(other) - exact).mean()
+    assert np.abs(look(large, detail=0.004) - exact).mean() < 1.0 < np.abs(look(coarse) - exact).mean()
 
 
 def test_a_thin_wall_keeps_both_sides(globes: Callable[[], Any]) -> None:

@@ -39,7 +39,7 @@ def test_completion_is_the_simulators_own(env: Kitchen) -> None:
         achieved = {task: env._sim.data.qpos[places] for task, places in OBS_ELEMENT_INDICES.items()}
         env._sim.compute_reward(achieved, env._sim.goal, {})
         assert {SUBTASKS[i] for i in np.flatnonzero(here)} == set(env._sim.step_task_completions)
-        assert here.tolist() == [other <= number for other in range(7)]
+        assert here.tolist() == [index <= number for index in range(7)]
     done = np.zeros((4, 7), dtype=bool)
     done[1, 3] = done[2, [3, 5]] = done[3, [3, 5, 0, 6]] = True
     done[1, 0] = True  # before its turn

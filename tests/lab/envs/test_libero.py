@@ -79,9 +79,9 @@ def test_steps_and_state_are_those_of_robosuite() -> None:
 
 
 def test_evaluations_begin_in_the_states_of_the_benchmark_and_nothing_else_does() -> None:
-    drawn, own = load_task("libero-object"), load_task(evaluated("libero-object"))
-    assert own.name == evaluated("libero-object") == evaluated(own.name) == "libero-object@benchmark"
-    assert own.states == 10 * STATES and own.start(12345, 511) == 11 and drawn.start(12340, 511) == 12341
+    drawn, benchmark = load_task("libero-object"), load_task(evaluated("libero-object"))
+    assert benchmark.name == evaluated("libero-object") == evaluated(benchmark.name) == "libero-object@benchmark"
+    assert benchmark.states == 10 * STATES and benchmark.start(12345, 511) == 11 and drawn.start(12340, 511) == 12341
     name = drawn.tasks[3]
     alone = load_task(evaluated(f"libero-object/{name}"))
     assert alone.states == STATES and alone.name.endswith(name)
@@ -101,7 +101,7 @@ def test_every_suite_of_the_package_is_there_by_name_with_its_words(spatial: Tas
     with pytest.raises(ConfigError, match="libero-spatial-swap"):
         load_task("libero-spatial-swop")
     words = {instruction("libero_spatial", task) for task in spatial.tasks}
-    assert len(words) == 10 and all("bowl" in each for each in words)
+    assert len(words) == 10 and all("bowl" in sentence for sentence in words)
     # A suite with other positions has the same words; one with other words has these.
     assert {instruction("libero_spatial_swap", task) for task in spatial.tasks} == words
     assert not {instruction("libero_spatial_lan", task) for task in spatial.tasks} & words

@@ -44,14 +44,14 @@ def test_time_goes_on_without_actions_and_an_episode_can_be_left_for_another(rob
 
 
 def test_with_an_action_in_every_period_it_is_the_world_that_waits(robot: LiveRobot) -> None:
-    other = SimulatedRobot(load_task("ball"))
-    other.start(5)
+    reference = SimulatedRobot(load_task("ball"))
+    reference.start(5)
     robot.start(5)
     for action in np.random.default_rng(0).uniform(-1.0, 1.0, (4, 2)).astype(np.float32):
-        np.testing.assert_array_equal(robot.observe()["state"], other.observe()["state"])
+        np.testing.assert_array_equal(robot.observe()["state"], reference.observe()["state"])
         robot.act(action)
-        other.act(action)
-    np.testing.assert_array_equal(robot.observe()["state"], other.observe()["state"])
+        reference.act(action)
+    np.testing.assert_array_equal(robot.observe()["state"], reference.observe()["state"])
     assert [robot.last.steps, robot.last.held] == [4, 0]
 
 

@@ -88,7 +88,7 @@ def test_frames_of_the_size_asked_for_follow_the_arm_and_repeat_with_the_seed(na
     for camera, frame in kept.items():  # the arm before the scene, or the whole scene
         changed = (later[camera] != frame).any(axis=-1).mean()
         assert changed > 0.5 if camera in moving else 0.0 < changed < 0.25
-    again, _ = env.reset(seed=0)
+    repeat, _ = env.reset(seed=0)
     for camera, frame in kept.items():  # no buffer is used twice
-        assert np.array_equal(first[camera], frame) and np.array_equal(again[camera], frame)
+        assert np.array_equal(first[camera], frame) and np.array_equal(repeat[camera], frame)
     env.close()

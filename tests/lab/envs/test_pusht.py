@@ -174,10 +174,10 @@ def test_demonstrations_and_predictions_have_the_agents_position_and_keep_their_
 
 
 def test_scenes_show_what_they_say_and_depend_on_their_generator_alone() -> None:
-    made, again, others = (scenes(4, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    made, repeat, others = (scenes(4, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert made["image"].shape == (4, 96, 96, 3) and made["image"].dtype == np.uint8 and made["state"].shape == (4, 26)
     for name, values in made.items():
-        assert np.array_equal(values, again[name]) and not np.array_equal(values, others[name])
+        assert np.array_equal(values, repeat[name]) and not np.array_equal(values, others[name])
     blue = (made["image"] == [65, 105, 225]).all(-1)  # the agent's colour
     for seen, state in zip(blue, made["state"], strict=True):
         row, column = np.argwhere(seen).mean(0)

@@ -58,10 +58,10 @@ def test_the_robot_sees_what_the_environments_step_returns(name: str) -> None:
         assert_same(robot.observe(), seen)
 
 
-def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        assert np.array_equal(value, other[key]), key
+def assert_same(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        assert np.array_equal(value, second[key]), key
 
 
 @pytest.mark.parametrize(("history", "rendered"), [(1, 1), (2, 4)])

@@ -50,14 +50,14 @@ def rollout(env: Any, seed: int, steps: int = 25) -> list[dict[str, Any]]:
 
 def test_the_seed_decides_everything(task: Task) -> None:
     used = task.make()
-    first, other, again, fresh = (
+    first, second, repeat, fresh = (
         rollout(env, seed) for env, seed in ((used, 50), (used, 60), (used, 50), (task.make(), 50))
     )
-    for one, two, three in zip(first, again, fresh, strict=True):
-        for name, value in one.items():
+    for observation, two, three in zip(first, repeat, fresh, strict=True):
+        for name, value in observation.items():
             assert np.array_equal(value, two[name]) and np.array_equal(value, three[name])
     if task.name != "metaworld":  # whose arm starts alike, and what it sees differs in its frames
-        assert any(not np.array_equal(first[0][name], other[0][name]) for name in first[0])
+        assert any(not np.array_equal(first[0][name], second[0][name]) for name in first[0])
 
 
 def test_an_episode_is_truncated_after_its_last_step_and_doing_nothing_does_not_succeed(task: Task) -> None:

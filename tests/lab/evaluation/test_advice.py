@@ -66,25 +66,25 @@ def answer(run: Path | None, budget_ms: float, **options: Any) -> dict[str, Any]
 
 def test_a_target_that_fits_runs_on_the_device(run: Path) -> None:
     for folder in (run, None):
-        found = answer(folder, 8.0)
-        assert found["target_fits"] and found["advice"].startswith("the target fits on the device")
+        advice = answer(folder, 8.0)
+        assert advice["target_fits"] and advice["advice"].startswith("the target fits on the device")
     slower = answer(run, 8.0, kappa=2.0)
     assert not slower["target_fits"] and any("--kappa" in text for text in slower["missing"])
 
 
 def test_the_head_as_the_draft_needs_no_gate_and_less_a_server(run: Path) -> None:
     """True rates of about .97, .97 and .66 for head, target and draft."""
-    found, cheaper = answer(run, 2.1), answer(run, 1.5)
-    assert found["advice"].startswith("the learned gate's head on the draft as the draft, alone")
-    assert "no gate is needed" in found["advice"] and found["no_server_from_ms"] <= 8.0
+    advice, cheaper = answer(run, 2.1), answer(run, 1.5)
+    assert advice["advice"].startswith("the learned gate's head on the draft as the draft, alone")
+    assert "no gate is needed" in advice["advice"] and advice["no_server_from_ms"] <= 8.0
     assert "head" not in cheaper["advice"].split(";")[0] and "alone" not in cheaper["advice"]
     assert answer(run, 0.5)["advice"].startswith("the target on a server at every inference")
 
 
 def test_gates_stand_beside_chance_with_their_privileges_and_given_times_are_not_used(run: Path) -> None:
-    found = answer(run, 2.1)
-    assert "4321" in (run / "manifest.json").read_text() and "4321" not in json.dumps(found)
-    ways = {way["method"]: way for way in found["ways"]}
+    advice = answer(run, 2.1)
+    assert "4321" in (run / "manifest.json").read_text() and "4321" not in json.dumps(advice)
+    ways = {way["method"]: way for way in advice["ways"]}
     assert ways.keys() == {*METHODS, "target_on_device"}
     assert ways["target"]["mean_ms"] == round_trip_ms(load_pair("ball"), "wifi-paper") + PARTS["target"]
     assert ways["learned"]["device_ms"] == PARTS["draft"] + PARTS["gate learned"]
@@ -107,7 +107,7 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
     headless = {part: ms for part, ms in PARTS.items() if "head" not in part and "learned" not in part}
     said += advise(load_pair(tiny_bundle), [], 0.5, {"": headless})["missing"]
     assert any(text.startswith("a learned gate: specact calibrate") for text in said)
-    commands = [shlex.split(found) for text in said for found in re.findall("specact [^;]+", text)]
+    commands = [shlex.split(command) for text in said for command in re.findall("specact [^;]+", text)]
     assert {words[1] for words in commands} <= set(VERBS)
 
 
@@ -131,45 +131,45 @@ def test_a_flow_policys_target_takes_the_time_of_a_whole_round_and_fewer_steps_a
     parts = measured[""]
     assert parts["target"] > 10.0 * parts["gate random"]  # ten steps of a network, and no network at all
     assert measured.keys() == {"", *methods}
-    found = advise(pair, runs, 100.0 * parts["target"], measured)
-    costs = {(way["method"], way["on_device"]): way["device_ms"] for way in found["ways"]}
+    advice = advise(pair, runs, 100.0 * parts["target"], measured)
+    costs = {(way["method"], way["on_device"]): way["device_ms"] for way in advice["ways"]}
     # The block alone runs on the device, and so can full rounds; their success is the same there.
     full = {(name, on_device) for name in ("full", "full_1") for on_device in (False, True)}
     assert costs.keys() == {*full, ("flash", False), ("block", False)}
     assert costs["block", False] > 3.0 * parts["draft"]
     assert costs["full", True] == measured["full"]["target"] > 10.0 * costs["full", False]
-    assert any(line.startswith("success of full_2: specact eval") for line in found["missing"])
+    assert any(line.startswith("success of full_2: specact eval") for line in advice["missing"])
     runs = [replace(runs[0], summary=runs[0].summary | {"methods": {m: runs[0].methods[m] for m in methods[:2]}})]
     stated = {name: {"target": ms, "ask": 0.1} for name, ms in (("", 9.0), ("full", 9.0), ("full_1", 1.0))}
     for budget_ms, wanted in ((0.5, "the target on a server"), (2.0, "the target on the device (full_1)")):
-        found = advise(pair, runs, budget_ms, stated)
-        assert found["advice"].startswith(wanted) and found["no_server_from_ms"] == 1.0
+        advice = advise(pair, runs, budget_ms, stated)
+        assert advice["advice"].startswith(wanted) and advice["no_server_from_ms"] == 1.0
 
 
 def test_a_target_that_fits_and_fails_is_not_advised(run: Path) -> None:
     """The target of this run fits, and a tenth of the draft's successes are its own."""
-    pair, ((own,), _) = load_pair("ball"), runs_of(load_pair("ball"), (run,))
+    pair, ((original,), _) = load_pair("ball"), runs_of(load_pair("ball"), (run,))
 
     class Worse(Run):
         def outcomes(self, method: str) -> Any:
             table = super().outcomes(method)
             return table | ({"success": table["episode"] % 10 == 0} if method == "target" else {})
 
-    worse = Worse(own.folder, own.manifest, own.summary)
-    found = advise(pair, [worse], 8.0, {"": PARTS})
-    assert found["advice"].startswith("the target fits on the device, but more succeeds with")
+    worse = Worse(original.folder, original.manifest, original.summary)
+    advice = advise(pair, [worse], 8.0, {"": PARTS})
+    assert advice["advice"].startswith("the target fits on the device, but more succeeds with")
 
 
 def test_the_same_episodes_twice_count_once_and_two_endings_of_one_are_refused(run: Path, tmp_path: Path) -> None:
-    pair, other = load_pair("ball"), Path(shutil.copytree(run, tmp_path / "other"))
-    runs, _ = runs_of(pair, (run, other))
+    pair, copy = load_pair("ball"), Path(shutil.copytree(run, tmp_path / "other"))
+    runs, _ = runs_of(pair, (run, copy))
     assert {way.episodes for way in ways_of(runs, {"": PARTS})} == {40}
-    (path,) = (other / "episodes" / "draft").glob("*.parquet")
+    (path,) = (copy / "episodes" / "draft").glob("*.parquet")
     table = pq.read_table(path)
     index = table.schema.get_field_index("success")
     pq.write_table(table.set_column(index, "success", pc.invert(table["success"])), path)
     with pytest.raises(ConfigError, match=r"5/0 .* of draft in .*other"):
-        ways_of(runs_of(pair, (run, other))[0], {"": PARTS})
+        ways_of(runs_of(pair, (run, copy))[0], {"": PARTS})
 
 
 def test_it_is_printed_with_what_other_policies_need(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,10 +190,10 @@ def test_it_is_printed_with_what_other_policies_need(run: Path, capsys: pytest.C
 N = 60
 
 
-def way(method: str, asked: float, cost: float, *lost: Iterable[int]) -> Way:
+def way(method: str, rate: float, cost: float, *lost: Iterable[int]) -> Way:
     """A way that loses these episodes, of N at each training seed."""
-    won = {seed: {str(k): k not in set(of) for k in range(N)} for seed, of in enumerate(lost)}
-    return Way("draft", method, asked, asked, cost, won)
+    won = {seed: {str(k): k not in set(episodes) for k in range(N)} for seed, episodes in enumerate(lost)}
+    return Way("draft", method, rate, rate, cost, won)
 
 
 DRAFT = way("draft", 0.0, 0.2, *3 * [range(20)])
@@ -207,9 +207,9 @@ WAYS = (TARGET, REMOTE, HYBRID, LEARNED, CHANCE, HEAD, DRAFT)
 
 
 def chosen(ways: Sequence[Way], budget: float) -> str:
-    found = choose(ways, budget)
-    assert found is not None
-    return found.way.method
+    choice = choose(ways, budget)
+    assert choice is not None
+    return choice.way.method
 
 
 def test_the_simplest_that_is_not_shown_to_be_worse_is_chosen() -> None:
@@ -273,18 +273,18 @@ def test_costs_are_those_of_the_parts_that_a_method_evaluates() -> None:
 
 def test_a_way_with_few_episodes_is_neither_chosen_nor_compared_with() -> None:
     lucky = replace(HYBRID, successes={0: dict.fromkeys(("0", "1"), True)})
-    without, found = choose((DRAFT, CHANCE), 0.5), choose((DRAFT, CHANCE, lucky), 0.5)
-    assert found == without and found is not None and found.best is CHANCE
+    without, choice = choose((DRAFT, CHANCE), 0.5), choose((DRAFT, CHANCE, lucky), 0.5)
+    assert choice == without and choice is not None and choice.best is CHANCE
 
 
 def test_descriptions_name_how_chunks_are_decoded() -> None:
-    for name, asked, told in (
+    for name, rate, told in (
         ("full_1", 1.0, "the target on a server at every inference (full_1), without a draft"),
         ("block", 0.0, "the draft (block) alone"), ("specvla", 1.0, "the draft (specvla), every inference verified"),
         ("heisd_fixed", 0.3, "the draft (heisd_fixed), 30% verified by the gate fixed_skip"),
         ("unchecked", 0.5, "the draft (unchecked), 50% verified at random"),
     ):  # fmt: skip
-        assert str(way(name, asked, 1.0, [0])) == told
+        assert str(way(name, rate, 1.0, [0])) == told
     here = replace(way("full_1", 0.0, 1.0, [0]), decoded_on_device=True)
     assert str(here) == "the target on the device (full_1)" and here.on_device
     assert {name for name in EVERY if runs_alone(name)} == {"ar", "full", "full_5", "full_2", "full_1"}

@@ -31,14 +31,14 @@ def test_the_simplest_that_is_as_good_as_the_best_is_advised_and_none_where_noth
 ) -> None:  # fmt: skip
     (tmp_path / "table.json").write_text(json.dumps({"chase": {"about": "100 episodes", "rows": ROWS}}))
     monkeypatch.setattr(module, "TABLE", tmp_path / "table.json")
-    found = executions(reply_ms, 50.0)
-    assert found["delay"] == delay and len(found["advice"]) == 1
-    assert [way for way in WAYS.values() if way in found["advice"][0]] == ([WAYS[chosen]] if chosen else [])
-    assert [row["method"] for row in found["rows"]] == [row[0] for row in ROWS if row[1] == rows_of and row[0] in WAYS]
+    report = executions(reply_ms, 50.0)
+    assert report["delay"] == delay and len(report["advice"]) == 1
+    assert [way for way in WAYS.values() if way in report["advice"][0]] == ([WAYS[chosen]] if chosen else [])
+    assert [row["method"] for row in report["rows"]] == [row[0] for row in ROWS if row[1] == rows_of and row[0] in WAYS]
 
 
 def test_the_stored_study_has_every_delay_of_one_step_and_more() -> None:
-    found = executions(1.0, 50.0)
+    table = executions(1.0, 50.0)
     assert (
-        found["delay"] == 1 and found["advice"] and {"synchronous", "aligned"} <= {r["method"] for r in found["rows"]}
+        table["delay"] == 1 and table["advice"] and {"synchronous", "aligned"} <= {r["method"] for r in table["rows"]}
     )

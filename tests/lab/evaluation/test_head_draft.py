@@ -28,25 +28,25 @@ METHODS = ("draft", "head_draft", "head_random", "learned", "random_learned")
 
 
 def windows(bundle: Pair[Any]) -> list[Window]:
-    found = []
+    samples = []
     env = load_task("ball").make()
     for seed in range(4):
         observation, _ = env.reset(seed=seed)
-        found.append(ObservationHistory(bundle.parts.spec.observation).push(observation))
+        samples.append(ObservationHistory(bundle.parts.spec.observation).push(observation))
     env.close()
-    return found
+    return samples
 
 
 def test_it_proposes_what_the_head_expects_with_the_drafts_offsets(ball: Pair[Any]) -> None:
     head, seen = TargetHead.of(ball), windows(ball)
     batch = HeadDraft(ball.parts.draft, head).infer_batch(seen)
-    for window, found in zip(seen, batch, strict=True):
+    for window, proposal in zip(seen, batch, strict=True):
         draft = ball.parts.draft.infer(window)
-        np.testing.assert_allclose(found.probs, head.estimate(window, draft), atol=1e-5)
-        np.testing.assert_allclose(found.probs.sum(axis=-1), 1.0, atol=1e-12)
-        np.testing.assert_allclose(found.offsets, draft.offsets, atol=1e-5)
-        np.testing.assert_allclose(found.probs, HeadDraft(ball.parts.draft, head).infer(window).probs, atol=1e-5)
-        assert np.abs(found.probs - draft.probs).max() > 0.01, "draft and head agree so well that nothing is tested"
+        np.testing.assert_allclose(proposal.probs, head.estimate(window, draft), atol=1e-5)
+        np.testing.assert_allclose(proposal.probs.sum(axis=-1), 1.0, atol=1e-12)
+        np.testing.assert_allclose(proposal.offsets, draft.offsets, atol=1e-5)
+        np.testing.assert_allclose(proposal.probs, HeadDraft(ball.parts.draft, head).infer(window).probs, atol=1e-5)
+        assert np.abs(proposal.probs - draft.probs).max() > 0.01, "draft and head agree so well that nothing is tested"
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_the_demonstrations_are_those_that_training_kept_back(kept_back: Episode
 def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: Path, kept_back: Episodes) -> None:
     """The tiny pair infers at every step and windows hold two observations: the draft's error, computed by hand."""
     pair = load_pair(tiny_bundle)
-    found = OpenLoop(PairSource(str(tiny_bundle)), kept_back, load_method("draft"), NEVER, 3).run().summary
+    summary = OpenLoop(PairSource(str(tiny_bundle)), kept_back, load_method("draft"), NEVER, 3).run().summary
     state, goal = (np.asarray(kept_back.observation[name]) for name in ("state", "goal"))
     tokenizer, expected = pair.parts.tokenizer, []
     for number, span in enumerate(kept_back.slices()):
@@ -144,8 +144,8 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
             action = tokenizer.to_environment(tokenizer.decode(codes, draft.offsets)[0])
             errors.append(np.square((action - kept_back.action[t]) / tokenizer.scale).sum())
         expected.append(np.mean(errors))
-    assert found["mean"] == pytest.approx(np.mean(expected), rel=1e-5)
-    assert found["low"] <= found["mean"] <= found["high"] and found["episodes"] == len(kept_back)
+    assert summary["mean"] == pytest.approx(np.mean(expected), rel=1e-5)
+    assert summary["low"] <= summary["mean"] <= summary["high"] and summary["episodes"] == len(kept_back)
 
 
 def test_an_evaluation_measures_at_most_as_many_as_it_says(

@@ -35,11 +35,11 @@ def load(folder: Path, methods: Sequence[str] = FILMED) -> Film:
 
 def bright_share(pixels: Frame) -> float:
     """Share of pixels that look more like a step that was sent than like one that was not."""
-    sent, own = (
+    sent, drafted = (
         np.abs(pixels.astype(int) - np.array(ImageColor.getrgb(colour))).sum(axis=-1)
         for colour in (films.SENT, films.OWN)
     )
-    return float((sent < own).mean())
+    return float((sent < drafted).mean())
 
 
 def left_of(place: int) -> int:

@@ -84,9 +84,9 @@ def test_every_figure_is_written_in_three_forms_and_the_same_again(
     assert stems == {f"ball-{name}" for name in ("rejection", "latency", "latency-split", "success-over-rate")}
     assert {path.stem for path in map(Path, written["files"]) if path.suffix == ".png"} == stems
     assert all(rows(Path(written["page"]).parent / "files" / f"{stem}.csv") for stem in stems)
-    again = report(tmp_path, runs)
-    for path, other in zip(map(Path, written["files"]), map(Path, again["files"]), strict=True):
-        assert path.read_bytes() == other.read_bytes(), path.name
+    repeat = report(tmp_path, runs)
+    for path, copy in zip(map(Path, written["files"]), map(Path, repeat["files"]), strict=True):
+        assert path.read_bytes() == copy.read_bytes(), path.name
 
 
 def test_figures_hold_the_numbers_of_the_runs(written: dict[str, Any], runs: Path) -> None:
@@ -103,8 +103,8 @@ def test_figures_hold_the_numbers_of_the_runs(written: dict[str, Any], runs: Pat
     every, primary = ([row for row in bins if row["code"] == code] for code in ("any code, R", "primary code, r"))
     # The primary code's rejection has fits of its own, over the same bins, and is never above that of any code.
     assert len(every) == 20
-    for one, other in zip(every, primary, strict=True):
-        assert float(other["rejection"]) <= float(one["rejection"]) + 1e-9 and one["deviation"] == other["deviation"]
+    for whole, part in zip(every, primary, strict=True):
+        assert float(part["rejection"]) <= float(whole["rejection"]) + 1e-9 and whole["deviation"] == part["deviation"]
     fits = {(row["row"], row["code"]): row for row in rows(files / "ball-rejection.csv") if row["row"] != "bin"}
     x, y = ([float(row[name]) for row in primary] for name in ("deviation", "rejection"))
     assert float(fits["linear", "primary code, r"]["slope"]) == pytest.approx(np.polyfit(x, y, 1)[0])
@@ -129,7 +129,7 @@ def test_damaged_and_unfinished_runs_are_named_with_the_reason(runs: Path, tmp_p
     write_json(tmp_path / "bundle/manifest.json", {"format": 1, "name": "a bundle is no run"})
     written = report(tmp_path, tmp_path, tmp_path / "nowhere")
     assert written["runs"] == 1
-    reasons = {Path(each["folder"]).name: each["reason"] for each in written["skipped"]}
+    reasons = {Path(entry["folder"]).name: entry["reason"] for entry in written["skipped"]}
     assert set(reasons) == {"cut", "unfinished", "old", "nowhere"}
     assert "not valid JSON" in reasons["cut"] and "latency" in reasons["old"]
     assert "not finished" in reasons["unfinished"] and "specact eval table" in reasons["unfinished"]
@@ -167,10 +167,10 @@ def test_runs_are_grouped_by_what_they_are(runs: Path, tmp_path: Path) -> None:
         evaluation(Path(shutil.copytree(runs / "table", tmp_path / "runs" / name)), seed=9, **weights)
     all_runs, skipped = find_runs([tmp_path / "runs", tmp_path / "runs" / "table"])
     assert len(all_runs) == 5 and skipped == []
-    alone, other = sorted(group(all_runs), key=lambda study: len(study.runs))
-    assert alone.title == "ball (0123456789abcdef)" and alone.slug != other.slug
-    assert other.realtime is not None and other.realtime.folder.name == "realtime"
-    assert [run.folder.name for run in other.sweep] == ["rate-0.3", "table"], "another seed is another sweep"
+    alone, rest = sorted(group(all_runs), key=lambda study: len(study.runs))
+    assert alone.title == "ball (0123456789abcdef)" and alone.slug != rest.slug
+    assert rest.realtime is not None and rest.realtime.folder.name == "realtime"
+    assert [run.folder.name for run in rest.sweep] == ["rate-0.3", "table"], "another seed is another sweep"
 
 
 def test_a_long_run_of_one_method_joins_the_sweep(runs: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
     written = report(tmp_path, tmp_path / "run.mcap")
     ticks = list(itertools.chain(*truth.ticks))
     records = [tick.record for tick in ticks if tick.record is not None]
-    sent = sum(each.decision.transmit for each in records)
+    sent = sum(step.decision.transmit for step in records)
     said = text_of(written)
     assert (written["runs"], written["recordings"]) == (0, 1) and "Report on 1 recording" in said
     assert "3 of 4, mean score 0.750" in said and f"{len(ticks):,}, 0 more were dropped" in said
@@ -220,7 +220,7 @@ def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
     stages = [row["stage"] for row in rows(tmp_path / "files/run-stages.csv")]
     assert stages == ["draft", "gate", "encode", "network", "queue", "target", "finish", "all"]
     scores = rows(tmp_path / "files/run-scores.csv")
-    assert [float(row["score"]) for row in scores] == [each.decision.score for each in records]
+    assert [float(row["score"]) for row in scores] == [step.decision.score for step in records]
     assert (tmp_path / "files/run-steps.svg").exists() and len(written["missing"]["Recording run.mcap"]) == 1
 
 

@@ -45,9 +45,9 @@ def test_a_chunk_takes_what_equation_3_says_and_observations_age_while_the_stall
 ) -> None:
     for kind in ("append", "roll_forward"):
         episode, began, _ = run(kind, execute, overlap, latency_s, 20.0)
-        each = float(chunk_s(latency_s, PERIOD_S, execute, overlap=overlap))
+        expected_s = float(chunk_s(latency_s, PERIOD_S, execute, overlap=overlap))
         # From the second on: the first has no chunk before it to hide behind, and the one after begins with it.
-        np.testing.assert_allclose(np.diff(began)[1:], each, rtol=1e-9)
+        np.testing.assert_allclose(np.diff(began)[1:], expected_s, rtol=1e-9)
         age = float(age_s(latency_s, PERIOD_S, overlap=overlap))
         # The first chunk waited for nothing but its own inference.
         assert episode.age_s == pytest.approx(age + (latency_s - age) / episode.chunks)
@@ -173,10 +173,10 @@ def test_a_window_is_of_control_periods_also_after_a_wait() -> None:
 
 def test_rolled_forward_every_observation_goes_through_the_actions_that_followed() -> None:
     """Each through its own next two: those played since, then those still to run."""
-    asked: list[list[float]] = []
+    rolls: list[list[float]] = []
 
     def noted(seen: object, actions: np.ndarray) -> dict[str, np.ndarray]:
-        asked.append(actions[:, 0].tolist())
+        rolls.append(actions[:, 0].tolist())
         return {"state": np.zeros(1, np.float32)}
 
     plain, noting = robot(3), robot(3, replace(TAPE, roll_forward=noted))
@@ -186,7 +186,7 @@ def test_rolled_forward_every_observation_goes_through_the_actions_that_followed
     ahead = np.array([[10.0], [11.0]], np.float32)
     assert times(plain, ahead) == [0.4, 0.5, 0.6] and times(plain, ahead[:0]) == [0.2, 0.3, 0.4]
     noting.window(ahead)
-    assert asked == [[2, 3], [3, 10], [10, 11]]
+    assert rolls == [[2, 3], [3, 10], [10, 11]]
 
 
 # --- motion ---

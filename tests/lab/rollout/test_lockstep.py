@@ -66,10 +66,10 @@ def played(source: PairSource, method: str, env: str, episode: int) -> Iterator[
 
 
 @pytest.mark.parametrize("method", ["hybrid", "random", "adahi"])
-@pytest.mark.parametrize("own", [False, True])
-def test_a_rollout_is_what_the_policy_does_on_a_robot(chunks: PairSource, own: bool, method: str) -> None:
+@pytest.mark.parametrize("plugin", [False, True])
+def test_a_rollout_is_what_the_policy_does_on_a_robot(chunks: PairSource, plugin: bool, method: str) -> None:
     """The lock step asks both policies beforehand, the robot its own parts; the streams are the same."""
-    source, task = (OWN, TROLLEY) if own else (chunks, "ball")
+    source, task = (OWN, TROLLEY) if plugin else (chunks, "ball")
     outcomes, table = run_shard(shard(source, method, (0, 1), task))
     for episode, outcome in enumerate(outcomes):
         steps = list(played(source, method, task, episode))
@@ -78,7 +78,7 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(chunks: PairSource, own: b
         rows = table["episode"] == episode
         sent = [record.decision.transmit for record in records]
         assert table["transmitted"][rows].tolist() == sent
-        if own:
+        if plugin:
             distances, changes = zip(*(by_hand(record.proposal) for record in records), strict=True)
             np.testing.assert_allclose(table["distance"][rows], distances, rtol=1e-6)
             np.testing.assert_allclose(table["action_change"][rows], np.where(sent, 0.0, changes), rtol=1e-6)
@@ -95,14 +95,14 @@ def by_hand(proposal: Proposal) -> tuple[float, float]:
     return float(np.sqrt((away**2).mean(-1)).mean()), float(np.linalg.norm(away, axis=-1).mean())
 
 
-@pytest.mark.parametrize(("own", "method"), [(True, "adahi"), (False, "target"), (False, "adahi")])
-def test_robots_in_a_batch_and_processes_do_what_each_does_alone(chunks: PairSource, own: bool, method: str) -> None:
-    source, task = (OWN, TROLLEY) if own else (chunks, "ball")
+@pytest.mark.parametrize(("plugin", "method"), [(True, "adahi"), (False, "target"), (False, "adahi")])
+def test_robots_in_a_batch_and_processes_do_what_each_does_alone(chunks: PairSource, plugin: bool, method: str) -> None:
+    source, task = (OWN, TROLLEY) if plugin else (chunks, "ball")
     together, table = run_shard(shard(source, method, (0, 1, 2), task))
     assert len(set(table["episode"].tolist())) == 3
-    with Pool(2 if own else 1) as pool:
+    with Pool(2 if plugin else 1) as pool:
         alone = {
-            one.episodes[0]: result for one, result in pool.run([shard(source, method, (i,), task) for i in range(3)])
+            job.episodes[0]: result for job, result in pool.run([shard(source, method, (i,), task) for i in range(3)])
         }
     for episode in range(3):
         (outcome,), own_table = alone[episode]
@@ -121,12 +121,12 @@ def test_real_time_asks_a_server_that_was_told_of_the_target(
     )
     shards = [shard(chunks, method, (0, 1), "ball") for method in ("draft", "hybrid", "random")]
     with real_time(load_pair(chunks), "loopback", 30_000.0, SEED) as run_live:
-        for asked, (outcomes, table) in run_live(shards):
-            wanted, virtual = run_shard(asked)
-            untimed = [[replace(one, latency_s=0.0) for one in ends] for ends in (outcomes, wanted)]
+        for _, (job, (outcomes, table)) in zip(shards, run_live(shards), strict=True):
+            wanted, virtual = run_shard(job)
+            untimed = [[replace(outcome, latency_s=0.0) for outcome in ends] for ends in (outcomes, wanted)]
             assert untimed[0] == untimed[1]
-            for episode in asked.episodes:
-                asks = [one["transmitted"][one["episode"] == episode] for one in (table, virtual)]
+            for episode in job.episodes:
+                asks = [steps["transmitted"][steps["episode"] == episode] for steps in (table, virtual)]
                 np.testing.assert_array_equal(*asks)
 
 

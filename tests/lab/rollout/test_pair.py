@@ -56,7 +56,7 @@ def moved(
     )  # fmt: skip
     assert isinstance(world.env, TapedBall)
     wanted = counts["wanted" if "late_for_s" in changes else "transmitted"]
-    assert [sum(of) for of in zip(*told, strict=True)] == [counts["transmitted"], wanted]
+    assert [sum(flags) for flags in zip(*told, strict=True)] == [counts["transmitted"], wanted]
     return result, counts, world.env.commands[1:]
 
 
@@ -134,8 +134,8 @@ def test_sizes_on_the_link_are_those_of_float32(ball: Pair[Any]) -> None:
 
 def test_same_seeds_same_episode(ball: Pair[Any]) -> None:
     times: dict[str, Any] = {"link": LINKS["lte"], "draft_s": 0.004, "target_s": 0.02}
-    first, second, other = (moved(ball, "adahi", episode, **times) for episode in (0, 0, 1))
-    assert first[0] == second[0] and all(map(np.array_equal, first[2], second[2])) and other[0] != first[0]
+    first, second, third = (moved(ball, "adahi", episode, **times) for episode in (0, 0, 1))
+    assert first[0] == second[0] and all(map(np.array_equal, first[2], second[2])) and third[0] != first[0]
 
 
 # --- late verdicts: no stall; they count while their chunk runs, and only then ---
@@ -195,7 +195,7 @@ def test_a_gate_that_takes_time_decides_as_it_would_at_once(ball: Pair[Any]) -> 
             self.told += 1
 
     def decisions(threshold: float, latency_s: float | None) -> list[tuple[bool, float, str]]:
-        clock, gate, found = VirtualClock(), Told(threshold, max_skips=2), []
+        clock, gate, choices = VirtualClock(), Told(threshold, max_skips=2), []
         timed = gate if latency_s is None else TimedGate(gate, clock, latency_s)
         policy = SpeculativePolicy(ball, timed, seed=SEED, clock=clock)
         for episode in range(2):
@@ -205,10 +205,10 @@ def test_a_gate_that_takes_time_decides_as_it_would_at_once(ball: Pair[Any]) -> 
                     policy.act_on(ball.observation.zeros())
                 assert policy.record is not None
                 decision = policy.record.decision
-                found.append((decision.transmit, decision.score, decision.reason))
+                choices.append((decision.transmit, decision.score, decision.reason))
         assert gate.told == policy.counts["transmitted"]
-        assert clock.now() == pytest.approx(len(found) * (latency_s or 0.0))
-        return found
+        assert clock.now() == pytest.approx(len(choices) * (latency_s or 0.0))
+        return choices
 
     # Half of the free steps lie above it.
     threshold = float(np.median([score for _, score, _ in decisions(np.inf, None)]))

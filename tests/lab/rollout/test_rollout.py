@@ -174,8 +174,8 @@ def test_logged_quantities_are_those_of_the_distributions(
             for k in range(2):
                 assert row[f"rejection_{k}"] == pytest.approx(verdict.rejection[k], abs=1e-12)
                 assert (row[f"accepted_{k}"], row[f"executed_{k}"]) == (verdict.accepted[k], verdict.codes[k])
-        asked = Origin.ACCEPTED if row["accepted_0"] and row["accepted_1"] else Origin.REPLACED
-        assert row["origin"] == (Origin.DRAFTED if method == "draft" else asked)
+        origin = Origin.ACCEPTED if row["accepted_0"] and row["accepted_1"] else Origin.REPLACED
+        assert row["origin"] == (Origin.DRAFTED if method == "draft" else origin)
     assert table["rejection"].mean() > 0.05, "these two policies agree so well that nothing is tested"
 
 
@@ -220,18 +220,18 @@ def test_latencies_add_up(made: Made) -> None:
 def test_the_target_on_the_device_is_the_target_without_a_link_and_slower_there(
     made: Made, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    here, there = made.summary["methods"]["target_on_device"], made.summary["methods"]["target"]
+    here, remote = made.summary["methods"]["target_on_device"], made.summary["methods"]["target"]
     for name in ("success", "score", "control_steps"):
-        assert here[name] == there[name]
-    assert (here["sent"], there["sent"]) == (0.0, 1.0)
+        assert here[name] == remote[name]
+    assert (here["sent"], remote["sent"]) == (0.0, 1.0)
     assert here["latency"]["per_action_ms"] == pytest.approx(TARGET_MS)
     methods = ("adahi", "target_on_device", "target")
     what = evaluation(tiny_bundle, methods=methods, episodes=1, kappa=3.0)
-    found = evaluate(what, tmp_path, quiet, Pool(1))["methods"]
-    assert found["adahi"]["latency"]["draft_ms"] == pytest.approx(3 * DRAFT_MS)
-    assert found["adahi"]["latency"]["gate_ms"] == pytest.approx(3 * GATE_MS)
-    assert found["target_on_device"]["latency"]["target_ms"] == pytest.approx(3 * TARGET_MS)
-    assert found["target"]["latency"]["target_ms"] == pytest.approx(TARGET_MS)
+    metrics = evaluate(what, tmp_path, quiet, Pool(1))["methods"]
+    assert metrics["adahi"]["latency"]["draft_ms"] == pytest.approx(3 * DRAFT_MS)
+    assert metrics["adahi"]["latency"]["gate_ms"] == pytest.approx(3 * GATE_MS)
+    assert metrics["target_on_device"]["latency"]["target_ms"] == pytest.approx(3 * TARGET_MS)
+    assert metrics["target"]["latency"]["target_ms"] == pytest.approx(TARGET_MS)
 
 
 def test_a_method_costs_the_networks_that_it_evaluates(made: Made, tiny_bundle: Path) -> None:
@@ -300,9 +300,9 @@ def test_the_oracle_is_what_a_choice_is_measured_by(made: Made) -> None:
     assert methods["oracle"]["choice_efficiency"] > 0.9  # an episode's first step is no choice
     assert abs(methods["random"]["choice_efficiency"]) < 0.3
     for name in ("hybrid", "target"):  # nothing is skipped
-        found, rejection = methods[name], made.steps(name)["rejection"].mean()
-        assert found["acceptance"]["all"] == pytest.approx(1.0 - rejection) and rejection > 0.05
-        assert found["action_change_loss"] is found["gate_efficiency"] is found["choice_efficiency"] is None
+        metrics, rejection = methods[name], made.steps(name)["rejection"].mean()
+        assert metrics["acceptance"]["all"] == pytest.approx(1.0 - rejection) and rejection > 0.05
+        assert metrics["action_change_loss"] is metrics["gate_efficiency"] is metrics["choice_efficiency"] is None
     assert methods["draft"]["action_change_loss"] > 0
 
 
@@ -318,8 +318,8 @@ def test_the_oracle_is_what_a_choice_is_measured_by(made: Made) -> None:
 def test_the_choice_among_the_steps_that_were_met(
     rejection: tuple[float, ...], sent: tuple[int, ...], expected: float | None
 ) -> None:
-    found = choice_efficiency(np.array(rejection), np.array(sent, bool))
-    assert found == (None if expected is None else pytest.approx(expected))
+    efficiency = choice_efficiency(np.array(rejection), np.array(sent, bool))
+    assert efficiency == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_stricter_threshold_of_success_is_counted_from_the_score(made: Made) -> None:
@@ -327,9 +327,9 @@ def test_a_stricter_threshold_of_success_is_counted_from_the_score(made: Made) -
         "success": np.array([True, True, True, False]), "score": np.array([0.96, 0.95, 0.9, 0.5]),
         "steps": np.ones(4, int), "latency_s": np.ones(4),
     }  # fmt: skip
-    found = method_metrics(outcomes, made.steps("adahi"), success_at=SUCCESS_AT["pusht"])
-    assert (found["success"]["k"], found["success"]["n"]) == (3, 4)
-    stricter = found["success_at"]["0.95"]  # above it, as gym-pusht has it
+    metrics = method_metrics(outcomes, made.steps("adahi"), success_at=SUCCESS_AT["pusht"])
+    assert (metrics["success"]["k"], metrics["success"]["n"]) == (3, 4)
+    stricter = metrics["success_at"]["0.95"]  # above it, as gym-pusht has it
     assert (stricter["k"], stricter["n"], stricter["rate"]) == (1, 4, 0.25)
     assert 0.0 < stricter["low"] < 0.25 < stricter["high"] < 1.0
     assert "success_at" not in made.summary["methods"]["adahi"]
@@ -402,8 +402,8 @@ def test_a_calibration_made_later_does_not_change_a_run_under_way(
     stored = read_calibration(folder / "calibration" / "adahi-0.60.json", bundle)
     changed = replace(stored, settings=replace(stored.settings, threshold=1e9))
     changed.save(bundle_copy / "calibration")
-    again = evaluate(what, folder, quiet, Pool(1))
-    assert again["calibration"] == summary["calibration"]
+    repeat = evaluate(what, folder, quiet, Pool(1))
+    assert repeat["calibration"] == summary["calibration"]
 
 
 def test_a_bundle_that_was_exported_again_is_not_the_one_remembered(bundle_copy: Path) -> None:

@@ -45,13 +45,13 @@ def pair() -> Pair[Any]:
 def test_a_round_takes_the_time_of_its_kind(pair: Pair[Any]) -> None:
     accepting = pair.composed(rounds=replace(ROUNDS["flash"], within=1e9))
     # One full round and four that are checked, again and again.
-    found = ran(accepting.composed(settings=replace(pair.parts.settings, period=4)), FULL_S, CHECK_S, FAILED_S)
-    full = -(-found.chunks // 5)
-    spent = full * FULL_S + (found.chunks - full) * CHECK_S
-    assert found.inference_s * found.chunks == pytest.approx(spent, abs=FULL_S)
+    episode = ran(accepting.composed(settings=replace(pair.parts.settings, period=4)), FULL_S, CHECK_S, FAILED_S)
+    full = -(-episode.chunks // 5)
+    spent = full * FULL_S + (episode.chunks - full) * CHECK_S
+    assert episode.inference_s * episode.chunks == pytest.approx(spent, abs=FULL_S)
     refusing = ran(pair.composed(rounds=replace(ROUNDS["flash"], within=0.0)), FULL_S, CHECK_S, FAILED_S)
     assert refusing.inference_s == pytest.approx(FAILED_S, rel=0.1)
-    assert found.stall_s < refusing.stall_s
+    assert episode.stall_s < refusing.stall_s
 
 
 def subject(path: Path) -> Subject:

@@ -30,13 +30,13 @@ def ran(method: str, episodes: int) -> tuple[list[Outcome], dict[str, np.ndarray
 
 def test_a_policy_sees_its_camera_in_its_size_and_hears_the_instruction() -> None:
     outcomes, _ = ran("hybrid", 8)
-    assert all(outcome.success for outcome in outcomes)
+    assert [outcome.success for outcome in outcomes] == [True] * 8
 
 
 def test_success_is_told_by_task() -> None:
     outcomes, steps = ran("draft", 8)
     assert [outcome.task for outcome in outcomes] == 4 * ["left", "right"]
-    columns = {name: np.array([getattr(each, name) for each in outcomes]) for name in vars(outcomes[0])}
+    columns = {name: np.array([getattr(outcome, name) for outcome in outcomes]) for name in vars(outcomes[0])}
     metrics = method_metrics(columns, steps)
     assert {name: (share["n"], share["k"]) for name, share in metrics["tasks"].items()} == {
         "left": (4, sum(outcome.success for outcome in outcomes[::2])),

@@ -28,9 +28,9 @@ EPISODES = (3, 4, 5, 6)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
-    found = load_pair(write_target(tmp_path_factory.mktemp("batch") / "small").path)
-    assert isinstance(found.parts, TokenParts)
-    return found
+    bundle = load_pair(write_target(tmp_path_factory.mktemp("batch") / "small").path)
+    assert isinstance(bundle.parts, TokenParts)
+    return bundle
 
 
 def rolled(pair: Pair[Any], method: str, gate: GateSettings, episodes: Sequence[int] = EPISODES) -> Table:
@@ -81,9 +81,9 @@ def test_a_robot_asks_before_it_acts(pair: Pair[Any]) -> None:
 
 def test_what_is_not_finite_misses_alone(pair: Pair[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def first_is_nan(self: TokenNetworks, windows: Sequence[Window]) -> Array:
-        found = tokens(self, windows)
-        found[0] = np.nan
-        return found
+        features = tokens(self, windows)
+        features[0] = np.nan
+        return features
 
     tokens = TokenNetworks.tokens
     monkeypatch.setattr(TokenNetworks, "tokens", first_is_nan)

@@ -93,9 +93,9 @@ def test_speedup_stall_and_age_for_all_values(
 
 @given(before=st.floats(0.1, 1000.0), after=st.floats(0.1, 1000.0), before_s=times, after_s=times)
 def test_the_two_factors_make_the_speedup(before: float, after: float, before_s: float, after_s: float) -> None:
-    found = decompose(before, before_s, after, after_s)
-    assert found.task_speedup == pytest.approx(before_s / after_s) == found.chunks_ratio * found.chunk_speedup
-    assert found.chunks_ratio == before / after
+    factors = decompose(before, before_s, after, after_s)
+    assert factors.task_speedup == pytest.approx(before_s / after_s) == factors.chunks_ratio * factors.chunk_speedup
+    assert factors.chunks_ratio == before / after
 
 
 # Tables of TISED (arXiv 2606.28529). pi0.5 on the static UR5e task, by refinement steps:
@@ -108,15 +108,15 @@ PI05_TASK_S = {"RTX 4070": (44.6, 41.5, 38.6, 37.1), "AGX 50 W": (159.5, 108.5, 
 
 def test_pi05_on_a_fast_gpu_pays_with_chunks() -> None:
     """One step in place of ten: the chunk, as measured, is no faster, and the task needs 22 % more of them."""
-    ten, one = PI05[10], PI05[1]
-    found = decompose(*ten, *one)
-    assert found.chunks_ratio == pytest.approx(47.2 / 57.4) and found.task_speedup == pytest.approx(37.26 / 45.42)
-    assert found.chunk_speedup == pytest.approx(1.0, abs=0.005)
+    ten, single = PI05[10], PI05[1]
+    factors = decompose(*ten, *single)
+    assert factors.chunks_ratio == pytest.approx(47.2 / 57.4) and factors.task_speedup == pytest.approx(37.26 / 45.42)
+    assert factors.chunk_speedup == pytest.approx(1.0, abs=0.005)
     # Even the chunk speedup that T_inf alone promises does not buy that back: a paradox.
     promised_s = ten[1] / ten[0] - PI05_INFERENCE_S[10] + PI05_INFERENCE_S[1]
     promised = decompose(*ten, 57.4, 57.4 * promised_s)
     assert promised.chunk_speedup == pytest.approx(1.049, abs=0.001) and promised.task_speedup < 1.0
-    assert "1.216 times as many chunks" in found.explain()
+    assert "1.216 times as many chunks" in factors.explain()
 
 
 @given(
@@ -128,16 +128,16 @@ def test_the_best_overlap_is_where_the_differences_of_task_time_change_sign(
 ) -> None:
     """(12) to (14); whole numbers are exact."""
     n, count = len(chunks), np.array(chunks, np.float64)
-    each = chunk_s(inference, action, n, overlap=np.arange(n))
-    found = optimum(np.arange(n), task_s(chunks, each), "least")
-    steps = np.diff(count) * each[1:] + count[:-1] * np.diff(each)  # (13)
-    at = int(found.where)
+    chunk_times = chunk_s(inference, action, n, overlap=np.arange(n))
+    extremum = optimum(np.arange(n), task_s(chunks, chunk_times), "least")
+    steps = np.diff(count) * chunk_times[1:] + count[:-1] * np.diff(chunk_times)  # (13)
+    at = int(extremum.where)
     assert (steps[:at].sum() < 0.0 or not at) and steps[at:].cumsum().min(initial=0.0) >= 0.0
-    assert found.conditions == (steps[0], steps.max()) and found.value == count[at] * each[at]
-    if found.interior:
+    assert extremum.conditions == (steps[0], steps.max()) and extremum.value == count[at] * chunk_times[at]
+    if extremum.interior:
         assert steps.min() < 0.0 < steps.max()
     if steps[0] < 0.0 and (steps[1:] > 0.0).any() and (np.diff(np.sign(steps)) >= 0.0).all():
-        assert found.interior, "one valley: the conditions decide"
+        assert extremum.interior, "one valley: the conditions decide"
 
 
 def test_of_equally_good_settings_the_weakest_is_chosen() -> None:
@@ -170,8 +170,8 @@ def test_of_equally_good_settings_the_weakest_is_chosen() -> None:
     ],
 )
 def test_published_optima(steps: tuple[int, ...], values: list[float], best: str, where: float, interior: bool) -> None:
-    found = optimum(steps[::-1], list(values)[::-1], best)  # type: ignore[arg-type]
-    assert (found.where, found.interior) == (where, interior)
+    extremum = optimum(steps[::-1], list(values)[::-1], best)  # type: ignore[arg-type]
+    assert (extremum.where, extremum.interior) == (where, interior)
 
 
 def test_hardware_ratios_follow_from_the_published_tables() -> None:

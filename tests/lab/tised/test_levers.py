@@ -79,8 +79,8 @@ def test_a_round_takes_time_for_the_tokens_that_it_computes() -> None:
     assert [len(parts) for parts in measure_settings(settings).values()] == [1, 2]
     takes, empty = half.duration_s((0.010, 0.006)), np.zeros((0, 0), np.float32)
     masks = [{"image": np.arange(4) < count} for count in range(3)]
-    found = [takes(Round(np.zeros((8, 4), np.float32), 0, False, False, empty, mask)) for mask in masks]
-    assert found == pytest.approx([0.010, 0.008, 0.006])
+    durations = [takes(Round(np.zeros((8, 4), np.float32), 0, False, False, empty, mask)) for mask in masks]
+    assert durations == pytest.approx([0.010, 0.008, 0.006])
 
 
 def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:

@@ -126,11 +126,11 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
         links=(near, far), idles=("hold", "neutral"), calibration=8, episodes=1,
     )  # fmt: skip
     run_sweep(what, tmp_path, quiet, Pool(1))
-    found = {(row["link"], row["idle"]): row for row in read_calibrations([tmp_path])}
-    assert len(found) == 4
-    threshold = {where: row["gate"]["threshold"] for where, row in found.items()}
+    calibrations = {(row["link"], row["idle"]): row for row in read_calibrations([tmp_path])}
+    assert len(calibrations) == 4
+    threshold = {where: row["gate"]["threshold"] for where, row in calibrations.items()}
     assert len({threshold[near, "hold"], threshold[far, "hold"], threshold[far, "neutral"]}) == 3
-    for row in found.values():
+    for row in calibrations.values():
         assert row["rate"] == 0.5 and row["episodes"] == 8 and len(row["rounds"]) == 3
         assert row["held_out_rate"] == row["held_out_sent"] == pytest.approx(0.5, abs=0.25)
 
@@ -146,7 +146,7 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
         what.settings[1], "ball", 0.0, "neutral", "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed,
         fingerprint=what.fingerprint,
     )  # fmt: skip
-    by_hand = with_gate(uncalibrated, gate_of(found[far, "neutral"]))
+    by_hand = with_gate(uncalibrated, gate_of(calibrations[far, "neutral"]))
     assert run_trial(by_hand) == row
     with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
         run_trial(replace(by_hand, fingerprint="0123"))
@@ -196,13 +196,15 @@ def test_absolute_times_are_of_plain_inferences_by_their_steps(tmp_path: Path) -
     path.write_text('[board]\nbase_ms = 100\nstep_ms = 10\nabout = "measured: our board"\n')
     board = load_hardware(f"{path}:board")[1]
     flow = load_flow("ball-chase-flow")
-    of = Subject(flow, 4, BundleVariants(flow, tmp_path), steps=2)
-    took = {s.label: board.absolute_s(s.driver) for lever in ("steps", "naive") for s in settings_of(lever, of, (3.0,))}
+    subject = Subject(flow, 4, BundleVariants(flow, tmp_path), steps=2)
+    took = {
+        s.label: board.absolute_s(s.driver) for lever in ("steps", "naive") for s in settings_of(lever, subject, (3.0,))
+    }
     assert took == pytest.approx({"steps 10": 0.2, "steps 3": 0.13, "naive 0": 0.12, "naive 3": 0.12})
     assert board.absolute_s(settings("naive")[1].driver) == pytest.approx(0.1), "without steps"
     for lever in ("inpainting", "quantisation", "flash"):
         with pytest.raises(ConfigError, match="kappa"):
-            board.absolute_s(settings_of(lever, of)[-1].driver)
+            board.absolute_s(settings_of(lever, subject)[-1].driver)
     with pytest.raises(ConfigError, match="kappa"):
         small(hardware=(f"{path}:board",), settings=settings("verification"), links=("loopback",))
 
@@ -237,16 +239,12 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
 
 def test_hardware_is_named_in_the_package_or_in_a_file_of_ones_own(tmp_path: Path) -> None:
     assert load_hardware("this-machine")[1].kappa == 1.0
-    assert all(each.about.split(":")[0] in ("measured", "derived", "chosen") for each in named_hardware().values())
+    assert all(board.about.split(":")[0] in ("measured", "derived", "chosen") for board in named_hardware().values())
     path = tmp_path / "mine.toml"
     path.write_text('[board]\nkappa = 3\nabout = "measured: our board"\n')
     assert load_hardware(f"{path}:board") == ("board", HardwareProfile(about="measured: our board", kappa=3.0))
-    for name, named in (
-        (str(path), "board"),
-        (f"{path}:bord", "board"),
-        ("agx-30", "agx-30w"),
-        ("no.toml:a", "no.toml"),
-    ):
+    names = {str(path): "board", f"{path}:bord": "board", "agx-30": "agx-30w", "no.toml:a": "no.toml"}
+    for name, named in names.items():
         with pytest.raises(ConfigError, match=named):
             load_hardware(name)
     for text, named in (

@@ -84,8 +84,8 @@ def drawn(model: Flow, steps: int, count: int = 200) -> np.ndarray:
         cache = model.cache({"state": torch.from_numpy(rng.standard_normal((count, 2, 1), dtype=np.float32))})
 
         def velocity(x: np.ndarray, time: float) -> np.ndarray:
-            found: Tensor = model.expert(torch.from_numpy(x), torch.full((count,), time), cache)
-            return np.asarray(found.numpy())
+            output: Tensor = model.expert(torch.from_numpy(x), torch.full((count,), time), cache)
+            return np.asarray(output.numpy())
 
         return integrate(velocity, noise, steps)
 
@@ -95,11 +95,11 @@ def test_ten_steps_take_a_side_and_one_step_takes_the_middle(trained: Flow) -> N
 
     Each side has a probability near 1/2; fewer than 60 of 200 draws on one of them has one below 1e-8.
     """
-    many, one = (drawn(trained, steps)[..., 0] for steps in (10, 1))
+    many, single = (drawn(trained, steps)[..., 0] for steps in (10, 1))
     assert (np.abs(np.abs(many) - 1.0) < 0.5).mean() > 0.9
     assert (np.sign(many) == np.sign(many[:, :1])).all(1).mean() > 0.9, "a chunk keeps to its side"
     assert 60 <= (many[:, 0] > 0.0).sum() <= 140
-    assert np.abs(one).mean() < 0.6 < 0.9 < np.abs(many).mean()
+    assert np.abs(single).mean() < 0.6 < 0.9 < np.abs(many).mean()
 
 
 def test_a_policy_trained_for_delays_goes_on_as_the_actions_under_way_do(tmp_path: Path) -> None:
@@ -452,10 +452,10 @@ def test_a_run_moves_between_both(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(stage_of(MOVING, told()), tmp_path, stop_after_two, every=1, on="cuda")
     kept, _ = loop.read_tensors(tmp_path / "flow.checkpoint")
-    there = run(stage_of(MOVING, told()), tmp_path / "there", lambda done: None, on="cuda")
-    assert {value.device.type for value in (*kept.values(), *there.values())} == {"cpu"}, "stored for the CPU"
+    cuda = run(stage_of(MOVING, told()), tmp_path / "there", lambda done: None, on="cuda")
+    assert {value.device.type for value in (*kept.values(), *cuda.values())} == {"cpu"}, "stored for the CPU"
     halfway = run(stage_of(MOVING, told()), tmp_path, lambda done: None, every=1)
     never = run(stage_of(MOVING, told()), tmp_path / "never", lambda done: None, every=1)
     weights = (halfway, never, stage_of(MOVING, told()).module.state_dict())
-    found, wanted, before = (torch.cat([value.flatten() for value in part.values()]) for part in weights)
-    assert (found - wanted).norm() < 0.02 * (wanted - before).norm()
+    resumed, wanted, before = (torch.cat([value.flatten() for value in part.values()]) for part in weights)
+    assert (resumed - wanted).norm() < 0.02 * (wanted - before).norm()

@@ -71,8 +71,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
 
 
 def held_out(result: TrainingResult) -> dict[str, float]:
-    found: dict[str, float] = result.metrics["corrector"]["held_out"]
-    return found
+    metrics: dict[str, float] = result.metrics["corrector"]["held_out"]
+    return metrics
 
 
 def test_an_example_shows_the_chunk_of_before_and_its_action_for_now() -> None:
@@ -102,8 +102,8 @@ def test_the_controls_are_the_same_network(trained: TrainingResult, tmp_path: Pa
     results = {}
     for method in ("draft", "newest"):
         results[method] = train(recipe(method), Path(), tmp_path / method, quiet)
-    sizes = {json.loads((each.bundles[0] / "manifest.json").read_text())["parameters"]["corrector"]
-             for each in (trained, *results.values())}  # fmt: skip
+    sizes = {json.loads((result.bundles[0] / "manifest.json").read_text())["parameters"]["corrector"]
+             for result in (trained, *results.values())}  # fmt: skip
     assert len(sizes) == 1
     assert load_pair(results["draft"].bundles[0]).corrects == 0
     assert load_pair(results["newest"].bundles[0]).corrects == 6
@@ -117,7 +117,7 @@ def test_the_bundle_is_a_pair_within_the_bound_whose_target_is_named(trained: Tr
     assert pair.execute == 1 and pair.corrects == 6 and spec.target == "c" and pair.env == "ball"
     policy, rng = SpeculativePolicy(pair, Periodic(4)), np.random.default_rng(0)
     seen = [{"state": rng.normal(size=8) * 0.3, "goal": rng.normal(size=2) * 0.3} for _ in range(8)]
-    actions = [policy.act(each) for each in seen]
+    actions = [policy.act(observation) for observation in seen]
     for step, action in enumerate(actions):
         assert (np.abs(action - actions[step - step % 4]) <= np.array(spec.bound[step % 4]) + 1e-6).all()
     wrong = load_pair(trained.bundles[0], target=f"{__name__}:another")
@@ -128,9 +128,9 @@ def test_the_bundle_is_a_pair_within_the_bound_whose_target_is_named(trained: Tr
 
 def test_its_gate_is_calibrated_and_audited_as_every_other(trained: TrainingResult) -> None:
     pair = load_pair(trained.bundles[0], target=TARGET)
-    found = calibrate(pair, "staleness", 0.3, episodes=4, rounds=3)
-    assert found.settings.name == "staleness" and abs(found.held_out["rate"] - 0.3) < 0.15
-    gate, audits = found.settings.build(pair), AuditEstimator()
+    calibration = calibrate(pair, "staleness", 0.3, episodes=4, rounds=3)
+    assert calibration.settings.name == "staleness" and abs(calibration.held_out["rate"] - 0.3) < 0.15
+    gate, audits = calibration.settings.build(pair), AuditEstimator()
     gate.audit_rate = 0.5
     policy, rng = SpeculativePolicy(pair, gate), np.random.default_rng(1)
     for _ in range(40):
@@ -165,7 +165,7 @@ def test_a_device_may_have_a_camera_and_a_chunk_be_shorter_than_the_longest_dela
     assert list(pair.parts.spec.observation.fields) == ["image"]
     spec, chunk = pair.parts.spec.chunks, np.zeros((4, 2), np.float32)
     frames = [np.full((2, 96, 96, 3), value, np.uint8) for value in (0, 255)]
-    answers = [pair.parts.network.run(Window({"image": of}), based_on(chunk, 1), index_of(1, 4)) for of in frames]
+    answers = [pair.parts.network.run(Window({"image": frame}), based_on(chunk, 1), index_of(1, 4)) for frame in frames]
     assert spec.chunk == 4 and not np.array_equal(answers[0][1], answers[1][1]), "the draft looks at the frame"
 
 

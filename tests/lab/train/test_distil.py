@@ -91,8 +91,8 @@ def test_a_stopped_run_ends_like_one_that_was_not(
 ) -> None:
     with pytest.raises(KilledError):
         teach(tiny_bundle, tmp_path, kill_at("distilled-1", 270))
-    again = teach(tiny_bundle, tmp_path)
-    assert fingerprint_of(again.parts.path / PARTS["draft"]) == fingerprint_of(distilled[0].parts.path / PARTS["draft"])
+    rerun = teach(tiny_bundle, tmp_path)
+    assert fingerprint_of(rerun.parts.path / PARTS["draft"]) == fingerprint_of(distilled[0].parts.path / PARTS["draft"])
 
 
 def test_a_bundle_that_does_not_say_how_its_draft_was_made_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
 def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: Pair[Any], tmp_path: Path) -> None:
     """On states of either pair that nobody was taught on; with answers to other states it is not."""
     made, wrong = teach_chunks(pair, tmp_path / "right"), teach_chunks(pair, tmp_path / "wrong", shuffled=True)
-    mean = {each.name: float(lessons(each, 7).outputs["drafted_distance"].mean()) for each in (pair, made)}
+    mean = {student.name: float(lessons(student, 7).outputs["drafted_distance"].mean()) for student in (pair, made)}
     assert mean[made.name] < 0.5 * mean[pair.name]
     assert mean[made.name] < 0.5 * float(lessons(wrong, 7).outputs["drafted_distance"].mean())
     # The same command again finds its rounds finished, and ends with the same draft.
@@ -205,8 +205,8 @@ def test_frames_are_on_disk_and_each_window_is_the_one_that_the_draft_saw(made: 
             frames = np.asarray(windows[np.array([row])])[0]
             assert frames.shape == (2, 32, 32, 3)
             assert np.array_equal(frames, np.asarray(joined[np.array([first + row])])[0])
-            found = bundle.parts.draft.infer(Window({"image": frames})).probs
-            assert np.abs(found - part.outputs["draft_probs"][row]).max() < 1e-5
+            probs = bundle.parts.draft.infer(Window({"image": frames})).probs
+            assert np.abs(probs - part.outputs["draft_probs"][row]).max() < 1e-5
     train_part, held_out = both.split(every=4)
     assert len(train_part) + len(held_out) == len(both) > len(held_out) > 0
 
@@ -221,8 +221,8 @@ def test_the_head_looks_with_the_drafts_encoder(made: Path, tmp_path: Path) -> N
     frames = demonstrations().frames("image")
     windows = [Window({"image": frames[np.array(rows)]}) for rows in ((0, 0), (50, 50))]
     drafts = taught.parts.draft.infer_batch(windows)
-    one, other = (head.estimate(window, drafts[0]) for window in windows)
-    assert np.abs(one - other).max() > 1e-4  # the same proposal, another frame
+    first, second = (head.estimate(window, drafts[0]) for window in windows)
+    assert np.abs(first - second).max() > 1e-4  # the same proposal, another frame
     rng = np.random.default_rng(0)
     assert 0.0 <= gate.score(taught.drafter().propose(windows[0], rng), rng) <= 1.0
 

@@ -76,7 +76,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
     return write_target(tmp_path_factory.mktemp("other") / "small", seed=5)
 
 
@@ -129,21 +129,21 @@ def test_unrolled_is_what_reading_one_token_after_the_other_gives(target: TokenB
     head = untrained(target).double()
     tokens, features = torch.randint(256, (2, LENGTH)), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
     with torch.no_grad():
-        found = head.unrolled(tokens, features, 4)
+        predictions = head.unrolled(tokens, features, 4)
         for behind in range(4):
             for place in range(behind, LENGTH - 1):
                 read = features.clone()
-                for own in range(place - behind, place + 1):
-                    among = torch.from_numpy(causal(2, own + 1).copy())
-                    inputs = tokens[:, : own + 1], read[:, : own + 1], torch.arange(own + 1)[None], among
+                for index in range(place - behind, place + 1):
+                    among = torch.from_numpy(causal(2, index + 1).copy())
+                    inputs = tokens[:, : index + 1], read[:, : index + 1], torch.arange(index + 1)[None], among
                     predicted, _ = head.predicted(*inputs, None)
-                    read[:, own + 1] = predicted[:, -1]
-                torch.testing.assert_close(found[behind][:, place], read[:, place + 1])
+                    read[:, index + 1] = predicted[:, -1]
+                torch.testing.assert_close(predictions[behind][:, place], read[:, place + 1])
 
 
-def test_drafters_of_another_target_are_refused(run: Path, other: TokenBundle) -> None:
+def test_drafters_of_another_target_are_refused(run: Path, stranger: TokenBundle) -> None:
     with pytest.raises(BundleError, match="made for the target"):
-        load_drafters(run / "bundles" / "drafted", other)
+        load_drafters(run / "bundles" / "drafted", stranger)
     with pytest.raises(BundleError, match="drafters"):
         load_tokens(run / "bundles" / "drafted")
 
@@ -207,11 +207,11 @@ def test_only_the_bounds_of_drafters_are_fitted_again(target: TokenBundle, run: 
     manifest["spec"]["settings"] |= {"fast": 99.0, "scale": 7.0}
     (wrong / "manifest.json").write_text(json.dumps(manifest))
     train_drafters(structs.replace(recipe_for(target), keeps=str(wrong)), tmp_path / "again", quiet)
-    again = load_drafters(tmp_path / "again" / "bundles" / "drafted", target)
+    refit = load_drafters(tmp_path / "again" / "bundles" / "drafted", target)
     old = load_drafters(run / "bundles" / "drafted", target)
-    assert again.fingerprint == old.fingerprint and again.settings.scale == 7.0
-    assert again.settings.fast == right["fast"] and again.settings.filters == old.settings.filters
-    assert again.manifest.training["boundary"] == old.manifest.training["boundary"]
+    assert refit.fingerprint == old.fingerprint and refit.settings.scale == 7.0
+    assert refit.settings.fast == right["fast"] and refit.settings.filters == old.settings.filters
+    assert refit.manifest.training["boundary"] == old.manifest.training["boundary"]
     assert len(list((tmp_path / "again" / "rollouts").iterdir())) == 1, "only what is held out is recorded"
 
 
@@ -228,14 +228,14 @@ def test_the_least_similarity_that_is_safe_is_found() -> None:
     rng = np.random.default_rng(0)
     turns = rng.uniform(0.0, 0.6, (40, 60))
     features = [arcs(np.cumsum(turn)) for turn in turns]
-    found = fit_skip(features, [turn < 0.2 for turn in turns], 1)
-    assert found.distance == 1
+    rule = fit_skip(features, [turn < 0.2 for turn in turns], 1)
+    assert rule.distance == 1
     # With 5 % of unsafe pairs among them, less what Wilson's bound wants.
-    assert np.cos(0.2 / 0.95) < found.similarity < np.cos(0.195)
+    assert np.cos(0.2 / 0.95) < rule.similarity < np.cos(0.195)
     # One that is a little less similar is not safe enough.
     safe = turns[:, 1:] < 0.2
     for less, enough in ((1e-6, True), (0.004, False)):
-        among = safe[np.cos(turns[:, 1:]) >= found.similarity - less]
+        among = safe[np.cos(turns[:, 1:]) >= rule.similarity - less]
         assert (wilson(int(among.sum()), len(among)).low >= 0.95) == enough
 
 
@@ -247,29 +247,29 @@ def test_the_distance_ends_where_it_is_no_longer_safe(reach: int) -> None:
     apart[-1] = apart[0]
     episodes = [(np.tile(apart[:1], (reach + 1, 1)), True), (apart, False)] * 100
     features, safe = zip(*[(seen, np.full(len(seen), fine)) for seen, fine in episodes], strict=True)
-    found = fit_skip(features, safe, 8)
-    assert found == SkipRule(1.0, reach)
+    rule = fit_skip(features, safe, 8)
+    assert rule == SkipRule(1.0, reach)
 
 
 def test_where_nothing_is_safe_enough_it_never_skips() -> None:
     rng = np.random.default_rng(3)
     features = [rng.normal(size=(50, 3)) for _ in range(20)]
-    found = fit_skip(features, [rng.random(50) < 0.8 for _ in range(20)], 6)
-    assert found == SkipRule() and found.distance == 0
+    rule = fit_skip(features, [rng.random(50) < 0.8 for _ in range(20)], 6)
+    assert rule == SkipRule() and rule.distance == 0
     # A few pairs say too little, though all are safe: 72 are too few for the bound, 73 are not.
     few = [arcs(np.zeros(73)), arcs(np.zeros(74))]
-    assert [fit_skip([one], [np.ones(len(one), np.bool_)], 1).distance for one in few] == [0, 1]
+    assert [fit_skip([arc], [np.ones(len(arc), np.bool_)], 1).distance for arc in few] == [0, 1]
 
 
 def test_pairs_are_of_one_episode() -> None:
     # Between the episodes everything changes, and what comes after that is unsafe.
     features = [arcs(np.full(5, angle)) for angle in np.linspace(0.0, 1.0, 60)]
     safe = [np.array([False, True, True, True, True])] * 60
-    found = fit_skip(features, safe, 3)
-    assert found.distance == 3
+    rule = fit_skip(features, safe, 3)
+    assert rule.distance == 3
 
 
 def test_episodes_without_pairs_are_refused() -> None:
     for features in ([], [np.ones((1, 3))]):
         with pytest.raises(DataError, match="at least two steps"):
-            fit_skip(features, [np.ones(len(one), np.bool_) for one in features], 3)
+            fit_skip(features, [np.ones(len(episode), np.bool_) for episode in features], 3)

@@ -96,19 +96,19 @@ def test_frames_of_a_window_are_moved_alike_and_in_training_alone() -> None:
 
 def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
     """Dots in the demonstrations stay in one place, so only the scenes can teach where others are."""
-    asked: list[int] = []
+    counts: list[int] = []
 
     def scenes(number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        asked.append(number)
+        counts.append(number)
         return dots(number, int(rng.integers(1000)))
 
     task: Any = SimpleNamespace(scenes=scenes)
     still = dots(1)
-    one = Episodes(
+    episodes = Episodes(
         {name: np.repeat(values, 40, 0) for name, values in still.items()}, np.zeros((40, 2), np.float32),
         np.array([20, 40]),
     )  # fmt: skip
-    poor = replace(prepare(one, RECIPE), statistics=dataset().statistics)
+    poor = replace(prepare(episodes, RECIPE), statistics=dataset().statistics)
     made = {}
     for number in (0, 300):
         recipe = structs.replace(SMALL, scenes=number)
@@ -117,7 +117,7 @@ def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
         assert isinstance(stage.module, nn.Sequential)
         made[number] = error(stage.module.eval())
     assert made[300] < 0.2 < made[0]
-    assert asked == [300]
+    assert counts == [300]
 
 
 def test_encoder_and_policies_reach_the_bundle(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_smaller_frame_holds_the_mean_over_what_each_pixel_covers() -> None:
 def test_an_encoder_of_smaller_frames_makes_fewer_patches_of_all_of_a_frame() -> None:
     torch.manual_seed(0)
     recipe = EncoderRecipe(tokens="patches", channels=(4, 8, 8))
-    whole, less = (PatchEmbedding(one, (64, 64, 3), 4).eval() for one in (recipe, structs.replace(recipe, pixels=48)))
+    whole, less = (PatchEmbedding(kind, (64, 64, 3), 4).eval() for kind in (recipe, structs.replace(recipe, pixels=48)))
     assert (whole.grid, less.grid) == ((4, 4), (3, 3))
     frame = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     far = frame.clone()

@@ -110,12 +110,12 @@ def test_it_is_made_by_the_command_and_found_beside_its_target(tmp_path: Path) -
     rng = np.random.default_rng(1)
     old, new = (rng.standard_normal((1, 43, 192)).astype(np.float32) for _ in range(2))
     for count in (1, 20, 43):
-        again = rng.permutation(43)[:count]
+        places = rng.permutation(43)[:count]
         mixed, sources = old.copy(), np.arange(43)
-        mixed[:, again], sources[again] = new[:, again], -1
-        found = made.refreshed(new, sources, target.networks.cache([], old))
+        mixed[:, places], sources[places] = new[:, places], -1
+        cache = made.refreshed(new, sources, target.networks.cache([], old))
         # Before any attention a token does not see the others, so that it is as in the prefix of what is mixed.
-        np.testing.assert_allclose(found[:, 0], target.networks.cache([], mixed)[:, 0], atol=1e-5)
+        np.testing.assert_allclose(cache[:, 0], target.networks.cache([], mixed)[:, 0], atol=1e-5)
 
 
 def test_patches_of_no_whole_pixels_are_not_reused() -> None:

@@ -102,25 +102,25 @@ def measured(expert: str) -> Any:
 
 
 def test_the_deviation_of_an_ideal_denoiser_is_the_error() -> None:
-    found = measured("denoiser").describe()
-    for level in found["levels"].values():
+    check = measured("denoiser").describe()
+    for level in check["levels"].values():
         assert level["slope"] == pytest.approx(1.0, abs=0.02) and level["auroc"] == 1.0
-    assert found["error"]["block"] == pytest.approx(0.0, abs=1e-5)
+    assert check["error"]["block"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_a_smooth_expert_is_told_by_its_slope() -> None:
-    found = measured("smooth").describe()["levels"]
-    slopes = [level["slope"] for level in found.values()]
+    levels = measured("smooth").describe()["levels"]
+    slopes = [level["slope"] for level in levels.values()]
     assert slopes == sorted(slopes) and slopes[0] < 0.15
     # What the paper's noise levels accept of chunks for other windows.
-    assert found["0.05"]["accepted_wrong"] > 0.8 and found["1"]["accepted_wrong"] < 0.2
+    assert levels["0.05"]["accepted_wrong"] > 0.8 and levels["1"]["accepted_wrong"] < 0.2
 
 
 def test_nine_of_ten_of_the_target_s_own_samples_pass_a_fitted_check() -> None:
-    found = measured("smooth")
-    level, within = fit_check(found)
-    own = found.most[:, KINDS.index("own"), LEVELS.index(level)]
-    assert (own <= within).mean() == pytest.approx(0.9, abs=0.03)
+    check = measured("smooth")
+    level, within = fit_check(check)
+    samples = check.most[:, KINDS.index("own"), LEVELS.index(level)]
+    assert (samples <= within).mean() == pytest.approx(0.9, abs=0.03)
 
 
 # --- a target that is no bundle: the recipe names it and its demonstrations, its users name it ---
@@ -151,19 +151,19 @@ def whole(inputs):
 class Padded:
     """Parts whose expert leads what pads an action somewhere."""
 
-    def __init__(self, own: Any, somewhere: float) -> None:
-        self._own, self._somewhere = own, somewhere
-        self.tokens, self.cache = own.tokens, own.cache
+    def __init__(self, networks: Any, somewhere: float) -> None:
+        self._networks, self._somewhere = networks, somewhere
+        self.tokens, self.cache = networks.tokens, networks.cache
 
     def velocity(self, chunks: np.ndarray, times: np.ndarray, cache: np.ndarray) -> np.ndarray:
-        found = self._own.velocity(np.ascontiguousarray(chunks[..., :2]), times, cache)
-        return np.concatenate([found, np.full_like(found, self._somewhere)], axis=-1)
+        velocity = self._networks.velocity(np.ascontiguousarray(chunks[..., :2]), times, cache)
+        return np.concatenate([velocity, np.full_like(velocity, self._somewhere)], axis=-1)
 
 
 def padded_flow(path: Path, somewhere: float = 7.0) -> FlowPolicy:
     bundle = load_flow(path)
     units = (bundle.units.centre, bundle.units.scale, bundle.units.low, bundle.units.high)
-    wide = (np.pad(own, (0, 2), constant_values=rest) for own, rest in zip(units, (0, 1, -np.inf, np.inf), strict=True))
+    wide = (np.pad(row, (0, 2), constant_values=rest) for row, rest in zip(units, (0, 1, -np.inf, np.inf), strict=True))
     return FlowPolicy(Padded(bundle.networks, somewhere), FlowUnits(*wide), bundle.spec)  # type: ignore[arg-type]
 
 
@@ -201,11 +201,11 @@ def test_where_the_target_comes_from_makes_no_difference(
     block: Path, tiny_flow: Path, folder: Path, tmp_path: Path
 ) -> None:
     """Neither does what pads its actions: the block learns the real ones, from the same split of the same data."""
-    found = train(structs.replace(NAMED, target=str(tiny_flow), data=()), folder, tmp_path, quiet).bundles[0]
-    assert (found / "block.onnx").read_bytes() == (block / "block.onnx").read_bytes()
-    told, other = (json.loads((made / "manifest.json").read_text()) for made in (block, found))
-    assert told["check"]["error"]["block"] == other["check"]["error"]["block"]
-    assert told["spec"]["target"] == "padded" != other["spec"]["target"]
+    bundle = train(structs.replace(NAMED, target=str(tiny_flow), data=()), folder, tmp_path, quiet).bundles[0]
+    assert (bundle / "block.onnx").read_bytes() == (block / "block.onnx").read_bytes()
+    told, manifest = (json.loads((made / "manifest.json").read_text()) for made in (block, bundle))
+    assert told["check"]["error"]["block"] == manifest["check"]["error"]["block"]
+    assert told["spec"]["target"] == "padded" != manifest["spec"]["target"]
     assert sorted(path.name for path in block.iterdir()) == ["block.onnx", "manifest.json"]
 
 
@@ -213,12 +213,12 @@ def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Pa
     rounds, measured = [], []
     for somewhere in (7.0, -90.0):
         policy = padded_flow(tiny_flow, somewhere)
-        own = Block(block / FLASH_PARTS["block"], (6, 2))
+        network = Block(block / FLASH_PARTS["block"], (6, 2))
         seen = windows(policy.spec, 8)
-        target = FlashTarget(policy, FlashSettings(3), own)
-        asked = target.answer(seen[0], StepAddress(0, 0, 0, 0))
-        rounds.append(asked.round(RoundRequest(False, check=Check((0.4, 0.8), 100.0))))
-        measured.append(measure_check(policy, own, FlashSettings(3), seen, 0, lambda done: None))
+        target = FlashTarget(policy, FlashSettings(3), network)
+        answer = target.answer(seen[0], StepAddress(0, 0, 0, 0))
+        rounds.append(answer.round(RoundRequest(False, check=Check((0.4, 0.8), 100.0))))
+        measured.append(measure_check(policy, network, FlashSettings(3), seen, 0, lambda done: None))
     assert rounds[0].accepted == 3 and rounds[0].chunk.shape == (6, 2)
     np.testing.assert_array_equal(rounds[0].deviation, rounds[1].deviation)
     np.testing.assert_array_equal(measured[0].deviation, measured[1].deviation)
@@ -251,10 +251,10 @@ def test_a_device_needs_the_target_only_where_its_encoder_runs(
         pair = loaded(block, target, rounds)
         with Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client:
             client.connect(30.0)
-            there = driven(pair, verifier=remote_verifier(client, pair, 30_000.0))
+            remote = driven(pair, verifier=remote_verifier(client, pair, 30_000.0))
     assert ("my_flow" in sys.modules) == (target is not None)
-    np.testing.assert_array_equal(there[0], actions)
-    assert there[1] == accepted
+    np.testing.assert_array_equal(remote[0], actions)
+    assert remote[1] == accepted
 
 
 def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:

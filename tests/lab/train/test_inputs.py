@@ -166,5 +166,4 @@ def test_a_recipe_of_another_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_committed_recipes_are_accepted() -> None:
-    for path in (Path(__file__).parents[3] / "recipes").glob("*.toml"):
-        load_recipe(path)
+    assert [load_recipe(path) for path in (Path(__file__).parents[3] / "recipes").glob("*.toml")]

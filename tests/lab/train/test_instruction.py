@@ -85,7 +85,7 @@ def windows(told: str | None, number: int = 8) -> list[Window]:
 def way(pair: Pair[Any], policy: CodePolicy, seen: Sequence[Window]) -> np.ndarray:
     """Mean of the likeliest actions."""
     said = policy.infer_batch(seen)
-    return np.array([pair.parts.tokenizer.decode(one.probs.argmax(-1), one.offsets).mean() for one in said])
+    return np.array([pair.parts.tokenizer.decode(draft.probs.argmax(-1), draft.offsets).mean() for draft in said])
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -101,9 +101,9 @@ def test_it_goes_where_it_is_told_and_the_wrong_way_when_told_wrongly(pair: Pair
 
 def test_words_that_it_does_not_know_say_nothing(pair: Pair[Any]) -> None:
     told = [pair.parts.target.infer_batch(windows(text)) for text in ("fly to the moon", "crawl to the sun", LEFT)]
-    for one, other, known in zip(*told, strict=True):
-        assert np.isfinite(one.probs).all() and np.array_equal(one.probs, other.probs)
-        assert not np.allclose(one.probs, known.probs)
+    for first, second, known in zip(*told, strict=True):
+        assert np.isfinite(first.probs).all() and np.array_equal(first.probs, second.probs)
+        assert not np.allclose(first.probs, known.probs)
 
 
 def test_a_manifest_without_words_is_refused(copy: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
         made = distil(pair, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet)
     taught, distilled = load_pair(copy), load_pair(made)
     head, drafts = TargetHead.of(taught), taught.parts.draft.infer_batch(windows(LEFT))
-    one, other = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))
-    assert np.abs(one - other).max() > 0.01
+    left, right = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))
+    assert np.abs(left - right).max() > 0.01
     assert distilled.parts.manifest.words == pair.parts.manifest.words
     assert (
         way(distilled, distilled.parts.draft, windows(LEFT)) < way(distilled, distilled.parts.draft, windows(RIGHT))
@@ -164,12 +164,12 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
         pair.parts.spec, HeadRecipe(hidden=16), features, looks, pair.parts.manifest.words
     ).eval()
     with torch.no_grad():
-        found, frames = (
+        outputs, frames = (
             network({name: torch.from_numpy(np.asarray(values)) for name, values in part.observation.items()},
                     torch.from_numpy(part.outputs["draft_probs"]))
             for part in (features, data)
         )  # fmt: skip
-    torch.testing.assert_close(found, frames)
+    torch.testing.assert_close(outputs, frames)
 
 
 def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any], tmp_path: Path) -> None:

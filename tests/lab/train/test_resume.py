@@ -81,9 +81,9 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bfloat16_is_used_only_where_it_is_faster(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
     numbers = torch.ones(2, 2)
-    for width, asked in ((28, True), (32, True), (32, False)):
-        used = torch.bfloat16 if processor == "AVX512" and width == 32 and asked else torch.float32
-        with loop.autocast(width, asked, torch.device("cpu")):
+    for width, request in ((28, True), (32, True), (32, False)):
+        used = torch.bfloat16 if processor == "AVX512" and width == 32 and request else torch.float32
+        with loop.autocast(width, request, torch.device("cpu")):
             assert (numbers @ numbers).dtype == used
 
 

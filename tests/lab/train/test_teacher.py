@@ -61,10 +61,10 @@ def test_answers_stay_in_the_range_that_was_demonstrated(dataset: Dataset, tmp_p
 
 
 def test_a_run_that_was_stopped_does_not_ask_again(tmp_path: Path) -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def answer(state: Chunk) -> Chunk:
-        asked.append(len(state))
+        sizes.append(len(state))
         return 0.1 * state[:, :2]
 
     def stop(what: str, done: int, total: int) -> None:
@@ -73,12 +73,12 @@ def test_a_run_that_was_stopped_does_not_ask_again(tmp_path: Path) -> None:
     episodes = generate(TASK, 4, seed=0, noise=0.3)
     with pytest.raises(KeyboardInterrupt):
         teach(prepare(episodes, RECIPE), taught_by(answer), tmp_path, stop)
-    again = prepare(episodes, RECIPE)
-    before = again.train.chunks.clone()
-    teach(again, taught_by(answer), tmp_path)
-    assert sum(asked) == episodes.steps
-    chunks, states = actions(again)
-    assert chunks.shape == (len(states), 4, 2) and not np.allclose(before.numpy(), again.train.chunks.numpy())
+    rerun = prepare(episodes, RECIPE)
+    before = rerun.train.chunks.clone()
+    teach(rerun, taught_by(answer), tmp_path)
+    assert sum(sizes) == episodes.steps
+    chunks, states = actions(rerun)
+    assert chunks.shape == (len(states), 4, 2) and not np.allclose(before.numpy(), rerun.train.chunks.numpy())
     np.testing.assert_allclose(chunks, np.repeat(0.1 * states[:, None, :2], 4, axis=1), atol=1e-6)
 
 

@@ -156,9 +156,9 @@ def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(pruned:
             offsets = whole.predictions(
                 {"state": torch.from_numpy(np.concatenate([state[-1:], state[:4]]))[None]}
             ).offsets[0]
-        found = variant.infer(Window({"state": state[-1:]})).offsets
-        np.testing.assert_allclose(found, offsets[0].numpy(), atol=1e-4)
-        assert np.abs(found - offsets[4].numpy()).max() > 1e-3
+        shift = variant.infer(Window({"state": state[-1:]})).offsets
+        np.testing.assert_allclose(shift, offsets[0].numpy(), atol=1e-4)
+        assert np.abs(shift - offsets[4].numpy()).max() > 1e-3
 
 
 def test_a_window_that_is_cut_is_made_of_the_pair_it_is_named_after(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_any_cut_gives_the_very_bits_of_no_cut(bundle: str, file: str, stages: i
         seen = windows(folder.spec.observation, count)
         wanted = whole.run(list(folder.spec.outputs), folder.inputs.stack(seen))
         for cut in range(stages + 1):
-            found = folder.finish(folder.begin(seen, cut), cut) if 0 < cut < stages else folder.run(seen)
-            for ours, theirs in zip(found, wanted, strict=True):
+            outputs = folder.finish(folder.begin(seen, cut), cut) if 0 < cut < stages else folder.run(seen)
+            for ours, theirs in zip(outputs, wanted, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
     # The finished part depends on what crosses.
     begun = folder.begin(seen, 1)

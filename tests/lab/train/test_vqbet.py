@@ -177,9 +177,9 @@ def test_sampled_codes_follow_the_joint_law_of_a_sequential_secondary() -> None:
 
     model = network(recipe=structs.replace(PLAIN, sequential=True))
     with torch.no_grad():
-        one = model.predictions(observations(1))
-        logits, features = one.logits[:, -1:] * 3, one.features[:, -1:]
-        many = Prediction(logits.expand(20_000, -1, -1, -1), one.offsets, features.expand(20_000, -1, -1))
+        prediction = model.predictions(observations(1))
+        logits, features = prediction.logits[:, -1:] * 3, prediction.features[:, -1:]
+        many = Prediction(logits.expand(20_000, -1, -1, -1), prediction.offsets, features.expand(20_000, -1, -1))
         torch.manual_seed(0)
         codes = sampled_codes(model, many)[:, 0]
         assert model.secondary_head is not None
@@ -271,14 +271,14 @@ def trained() -> ResidualVQ:
 def test_it_reconstructs_far_better_than_a_constant_and_uses_every_code(trained: ResidualVQ) -> None:
     """Trained from 12 other seeds the error is .18 to .26 of the constant's (standard deviation .024)."""
     chunks = structured(1000, 99_999)
-    found = measure(trained, chunks)
-    assert found["error"] < 0.4 * found["baseline"]
-    assert [found[name] for name in ("used_0", "used_1")] == [4, 4]
+    metrics = measure(trained, chunks)
+    assert metrics["error"] < 0.4 * metrics["baseline"]
+    assert [metrics[name] for name in ("used_0", "used_1")] == [4, 4]
     # By hand: a constant can do no better than the median of every dimension.
     constant = np.abs(chunks.numpy() - np.median(chunks.numpy(), axis=0)).mean()
-    assert found["baseline"] == pytest.approx(constant, abs=1e-3)
+    assert metrics["baseline"] == pytest.approx(constant, abs=1e-3)
     error = (trained.decode(trained.encode(chunks)) - chunks).abs().mean().detach()
-    assert found["error"] == pytest.approx(float(error))
+    assert metrics["error"] == pytest.approx(float(error))
 
 
 def test_encoding_is_nearest_code_then_nearest_to_what_is_left(trained: ResidualVQ) -> None:
@@ -286,12 +286,12 @@ def test_encoding_is_nearest_code_then_nearest_to_what_is_left(trained: Residual
     codes = trained.encode(chunks)
     with torch.no_grad():
         latents = trained.encoder(chunks.flatten(1))
-    for latent, found in zip(latents, codes, strict=True):
+    for latent, indices in zip(latents, codes, strict=True):
         left = latent
         for g, book in enumerate(trained.codebooks):
             distances = [float((left - code).pow(2).sum()) for code in book]
-            assert distances[int(found[g])] == pytest.approx(min(distances), abs=1e-6)
-            left = left - book[found[g]]
+            assert distances[int(indices[g])] == pytest.approx(min(distances), abs=1e-6)
+            left = left - book[indices[g]]
 
 
 def test_the_table_holds_every_tuple_at_its_place(trained: ResidualVQ) -> None:
