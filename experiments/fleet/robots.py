@@ -99,7 +99,7 @@ def fair_share(name: str, robots: int, most: int = MOST) -> float:
 
 def granted_together() -> int:
     """The smallest batch whose throughput is that share."""
-    return next(size for size in range(1, MOST + 1) if size / service().of(size) >= LOAD * service().most_hz(MOST))
+    return next(size for size in range(1, MOST + 1) if size / service().seconds(size) >= LOAD * service().most_hz(MOST))
 
 
 class Offering(TimedGate):

@@ -76,7 +76,7 @@ class Server:
             self._queue.put(self._coming.popleft())
         batch, _ = self._queue.take(self.most, started)
         if batch:
-            self._queue.charge(batch, self.service.of(len(batch)))
+            self._queue.charge(batch, self.service.seconds(len(batch)))
             self._run(batch, started)
         return True
 
@@ -93,7 +93,7 @@ class Server:
             return max(self._free, at + 2 * self.way_s + count * self.upload_s)
 
         def fits(batch: list[Request]) -> bool:
-            reply = start(len(batch)) + self.service.of(len(batch)) + self.way_s
+            reply = start(len(batch)) + self.service.seconds(len(batch)) + self.way_s
             return all(reply < request.due for request in batch)
 
         def worth(request: Request) -> float:
@@ -110,7 +110,7 @@ class Server:
         return True
 
     def _run(self, batch: list[Any], started: float) -> None:
-        self._free = started + self.service.of(len(batch))
+        self._free = started + self.service.seconds(len(batch))
         for request in batch:
             request.started, request.replied = started, self._free + self.way_s
 

@@ -45,7 +45,7 @@ _READY_S = 60.0
 def sleeping() -> Exchange[Any]:
     """What a server of the target answers, which sleeps; ``specact serve`` finds it by the name of this function."""
     exchange = load_pair(PAIR).exchange
-    slow = slowed(exchange.answer, lambda kind, requests: service().of(len(requests)))
+    slow = slowed(exchange.answer, lambda kind, requests: service().seconds(len(requests)))
     kept = {name: getattr(exchange, name) for name in ("contract", "name", "read")}
     return cast(Exchange[Any], SimpleNamespace(**kept, answer=slow))
 

@@ -58,7 +58,7 @@ def test_an_unknown_provider_and_less_than_a_thread_are_refused(options: Any, sa
         Compute(**options)
 
 
-WORDS = Words.of(["open the door", "Press the button, gently!"])
+WORDS = Words.from_instructions(["open the door", "Press the button, gently!"])
 
 
 def test_words_are_numbered_in_any_case_without_punctuation_the_unknown_and_missing_too() -> None:

@@ -60,7 +60,7 @@ def test_a_fair_share_keeps_the_server_below_its_most() -> None:
     most_hz = service().most_hz(8)
     assert fair_share("ball", 1) == 1.0 and fair_share("ball", 128) * 128 * 4.0 == pytest.approx(0.7 * most_hz)
     batch = granted_together()
-    assert (batch - 1) / service().of(batch - 1) < 0.7 * most_hz <= batch / service().of(batch)
+    assert (batch - 1) / service().seconds(batch - 1) < 0.7 * most_hz <= batch / service().seconds(batch)
 
 
 @pytest.mark.parametrize("discipline", ["always", "late random", "central adahi"])

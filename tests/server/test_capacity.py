@@ -23,7 +23,7 @@ def robots(count: int, demand: Demand = FAST) -> list[Demand]:
 
 MEASURED: list[tuple[dict[float, list[float]], tuple[float, float]]] = [
     # Hiccups do not change it.
-    ({size: [SERVICE.of(size)] * 5 + [1.0, 2.0] for size in (1, 2, 4, 8, 16)}, (1e-3, 0.5e-3)),
+    ({size: [SERVICE.seconds(size)] * 5 + [1.0, 2.0] for size in (1, 2, 4, 8, 16)}, (1e-3, 0.5e-3)),
     ({2.0: [0.4]}, (0.0, 0.2)),  # nothing is known of batching
     ({1: [1.0], 2: [1.0]}, (1.0, 0.0)),
     ({1: [2.0], 2: [1.0]}, (1.2, 0.0)),  # none is negative: the least relative squares of one part alone
@@ -42,10 +42,10 @@ def test_a_robot_alone_waits_for_its_own_inference_and_for_nothing_else(busy: fl
     # Its shortest interval is .9 of the period, so that the target is always free.
     service = ServiceTime(busy / 2 / FAST.rate_hz, busy / 2 / FAST.rate_hz)
     took, robot_numbers = latencies(robots(1), service, 16, rng(), 500)
-    np.testing.assert_allclose(took, service.of(1))
+    np.testing.assert_allclose(took, service.seconds(1))
     assert set(robot_numbers) == {0}
     assert missed(robots(1), service, 16, rng()) == 0.0
-    late = Demand(FAST.rate_hz, 0.99 * service.of(1))
+    late = Demand(FAST.rate_hz, 0.99 * service.seconds(1))
     assert missed([late], service, 16, rng()) == 1.0
     assert capacity(late, service, 16, 0) == 0
 
@@ -60,7 +60,7 @@ def test_the_bound_is_what_full_batches_answer(max_batch: int) -> None:
 
 def test_a_tight_deadline_binds_before_throughput() -> None:
     # No batch of more than 4 is done in time, and a request that comes during one waits for it.
-    tight = Demand(20.0, SERVICE.of(4))
+    tight = Demand(20.0, SERVICE.seconds(4))
     held = capacity(tight, SERVICE, 16, 0)
     assert 0 < held < 0.5 * SERVICE.most_hz(16) / tight.rate_hz
     # Searches differ by their random phases.

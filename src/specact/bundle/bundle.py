@@ -186,11 +186,7 @@ def named_bundles() -> dict[str, Path]:
 
 
 def find_bundle(name_or_path: str | Path) -> Path:
-    """The folder of a bundle given by path or by name.
-
-    Raises:
-        ConfigError: if there is none; the message names those that exist.
-    """
+    """The folder of a bundle given by path or by name; ConfigError, which names those that exist, if there is none."""
     path = Path(name_or_path)
     if (path / MANIFEST).is_file():
         return path
@@ -243,8 +239,7 @@ def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence
 def check_scale(file: Path, centre: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
     """Refuses a normalisation by which a valid policy could return actions that are not finite.
 
-    Raises:
-        BundleError: if a scale is not positive, or its sum with the centre exceeds float32.
+    That is a BundleError where a scale is not positive, or its sum with the centre exceeds float32.
     """
     with np.errstate(over="ignore"):
         if not (np.isfinite(np.abs(centre) + scale) & (scale > 0.0)).all():

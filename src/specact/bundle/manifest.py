@@ -66,7 +66,7 @@ class Words(Record, frozen=True):
             raise ConfigError("a vocabulary has each of its words once")
 
     @classmethod
-    def of(cls, instructions: Iterable[str]) -> Words:
+    def from_instructions(cls, instructions: Iterable[str]) -> Words:
         """The vocabulary of some instructions, with the length of the longest one."""
         split = [_split(text) for text in instructions]
         return cls(tuple(sorted({word for words in split for word in words})), max([1, *map(len, split)]))
@@ -190,8 +190,7 @@ def joint_fingerprint(*fingerprints: str) -> str:
 def read_part(path: Path, most: int = MAX_PART_BYTES) -> bytes:
     """The content of a bundle's file, which is untrusted: it may be a device or huge.
 
-    Raises:
-        BundleError: if it cannot be read, is no regular file, or is larger than ``most`` bytes.
+    BundleError if it cannot be read, is no regular file, or is larger than ``most`` bytes.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):

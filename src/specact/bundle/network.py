@@ -102,11 +102,11 @@ class Network:
         return outputs
 
 
-def fits(found: Shape, wanted: Shape, sizes: dict[str, int]) -> bool:
+def fits(shape: Shape, wanted: Shape, sizes: dict[str, int]) -> bool:
     """Whether a shape is the wanted one; notes in ``sizes`` the numbers that named sizes stand for."""
-    return len(found) == len(wanted) and all(
+    return len(shape) == len(wanted) and all(
         size == given if isinstance(size, int) else isinstance(given, str) or sizes.setdefault(size, given) == given
-        for given, size in zip(found, wanted, strict=True)
+        for given, size in zip(shape, wanted, strict=True)
     )
 
 
@@ -114,8 +114,7 @@ def fits(found: Shape, wanted: Shape, sizes: dict[str, int]) -> bool:
 class NetworkInputs:
     """A network's inputs: the arrays of its spec and, if it needs one, the instruction in its vocabulary.
 
-    Raises:
-        BundleError: for an instruction without a vocabulary.
+    An instruction without a vocabulary is a BundleError.
     """
 
     spec: ObservationSpec

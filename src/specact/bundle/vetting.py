@@ -30,12 +30,9 @@ _passed: set[str] = set()
 
 
 def vet(networks: Mapping[Path, str], seconds: int = 60) -> None:
-    """Tries the unknown ones of some networks, see :func:`try_out`.
+    """Tries the unknown ones of some networks, see :func:`try_out`; BundleError if one is refused.
 
     Their digests, by ``.onnx`` file, are of the content, weights in other files included.
-
-    Raises:
-        BundleError: if one is refused.
     """
     unknown = [file for file, digest in networks.items() if not _is_known(digest)]
     if unknown:
@@ -136,8 +133,8 @@ def _size(file: Path) -> int:
     from specact.bundle.manifest import WEIGHTS
 
     parent, above = file.absolute().parents[:2]
-    parts = [each for each in parent.iterdir() if each.name.startswith(file.stem)]
-    return sum(each.stat().st_size for each in {*parts, parent / WEIGHTS, above / WEIGHTS} if each.is_file())
+    parts = [path for path in parent.iterdir() if path.name.startswith(file.stem)]
+    return sum(path.stat().st_size for path in {*parts, parent / WEIGHTS, above / WEIGHTS} if path.is_file())
 
 
 def _run(file: Path) -> dict[str, Any]:

@@ -51,11 +51,7 @@ class GateOptions(Options):
     parts: Rare[Parts] = field(default_factory=Parts)
 
     def load(self) -> Pair[Any]:
-        """The pair, if its gate can be calibrated and stored: before anything is rolled out or trained.
-
-        Raises:
-            ConfigError: for a gate that cannot be calibrated for this pair, or a folder that cannot be written.
-        """
+        """The pair; ConfigError before any rollout if its gate cannot be calibrated, or the folder not be written."""
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
         if self.gate not in LEARNED and (self.retrain or self.lessons is not None):
@@ -146,11 +142,9 @@ class Demonstrations(Options):
     env: Maybe[str] = None  # environment that the recipe names, if it is MODULE:TASK
 
     def split(self, pair: Pair[Any]) -> tuple[Episodes, Episodes]:
-        """Those that were trained on, and those that were held out.
+        """The demonstrations that were trained on, and those that were held out.
 
-        Raises:
-            ConfigError: if there is no recipe, or it names files and there is no folder.
-            DataError: if they cannot be read.
+        ConfigError if there is no recipe, or it names files and no folder is given; DataError if they are unreadable.
         """
         from specact.lab.data.generate import split_demonstrations
         from specact.lab.evaluation.offline import demonstrations_of

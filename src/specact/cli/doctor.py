@@ -25,7 +25,6 @@ from specact.remote.client import Client
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes
 from specact.wire.exchange import Request
-from specact.wire.messages import Welcome
 
 
 @dataclass(frozen=True)
@@ -71,24 +70,21 @@ class Doctor(Options):
             raise ConfigError(f"{self.pair} is a server's address already; leave out --server, or name a pair")
         access = self.access
         with connect(self.pair, token=access.token, ca=access.ca, robot="doctor", timeout=10.0) as remote:
-            spec, welcome = remote.spec, remote.client.connect(10.0)
-            server = self._latencies(self.pair, remote.client, welcome, spec.chunk / spec.rate_hz / 2.0)
+            spec = remote.spec
+            server = self._latencies(self.pair, remote.client, spec.chunk / spec.rate_hz / 2.0)
         return _machine() | {"chunk": spec.chunk, "period_ms": 1e3 / spec.rate_hz, "server": server}
 
     def _measure(self, pair: Pair[Any], server: str) -> dict[str, Any]:
         """Latencies of the server of a pair's target, as plain values."""
-        from specact.families.chunks.remote import target_endpoint
-
         contract = pair.exchange.contract
-        endpoint = target_endpoint(server, self.access.token, self.access.tls, contract)
-        with Client(endpoint, contract, "doctor") as client:
-            return self._latencies(server, client, client.connect(10.0), pair.execute / pair.rate_hz)
+        with Client(self.access.endpoint(server, contract), contract, "doctor") as client:
+            return self._latencies(server, client, pair.execute / pair.rate_hz)
 
-    def _latencies(self, server: str, client: Client, welcome: Welcome, pause_s: float) -> dict[str, Any]:
-        requests = self.requests or 200
+    def _latencies(self, server: str, client: Client, pause_s: float) -> dict[str, Any]:
+        welcome, requests = client.connect(10.0), self.requests or 200
         times = _probe(client, requests, pause_s)
         stages = ("total", "network", "queue", "target")
-        latencies = {stage: 1e3 * np.array([getattr(each, stage) for each in times]) for stage in stages}
+        latencies = {stage: 1e3 * np.array([getattr(offload, stage) for offload in times]) for stage in stages}
         return {
             "url": server, "bundle": welcome.bundle, "version": welcome.version, "requests": requests,
             "missed": requests - len(times), "deadline_ms": 1.2 * float(np.quantile(latencies["total"], 0.99)),
@@ -155,12 +151,13 @@ def _lines(findings: dict[str, Any]) -> Iterator[str | Table]:
         yield from execution_lines(findings["execution"])
 
 
-def execution_lines(found: Mapping[str, Any]) -> Iterator[str | Table]:
+def execution_lines(executions: Mapping[str, Any]) -> Iterator[str | Table]:
     """What :func:`~specact.lab.evaluation.executions.executions` advises, and the table it rests on."""
-    yield f"a chunk can be played so many control steps after its observation: {found['delay']}; enough for that is:"
-    yield from (f"  {sentence}" for sentence in found["advice"])
-    if found["rows"]:
-        yield table_of("", found["rows"], {"task": "task", **{name: name for name in found["rows"][0]}})
+    delay = executions["delay"]
+    yield f"a chunk can be played so many control steps after its observation: {delay}; enough for that is:"
+    yield from (f"  {sentence}" for sentence in executions["advice"])
+    if rows := executions["rows"]:
+        yield table_of("", rows, {"task": "task", **{name: name for name in rows[0]}})
 
 
 def advice(findings: dict[str, Any]) -> Iterator[str]:

@@ -29,10 +29,6 @@ from specact.types import ActionUnits, Clock
 
 # Exit status of a run that was stopped by misses.
 STOPPED = 3
-_NOT_STOPPED = (
-    "the robot cannot be told to stop: at the end its last action stays in force; give --stop-action what makes it "
-    "stand still, or the robot a method stop()"
-)
 
 
 @dataclass(frozen=True)
@@ -97,10 +93,9 @@ class Session(Options):
             load_object(self.robot, "class that makes a robot without arguments", callable)  # before connecting
 
     def fallback_within(self, usual_age_s: float, units: ActionUnits | None) -> Fallback:
-        """The rule for misses, with a usual maximum age of a chunk's observation [s]; before a connection is made.
+        """The rule for misses, with a usual maximum age of a chunk's observation [s].
 
-        Raises:
-            ConfigError: for a stop action that is no valid action of the robot, whose units may be unknown.
+        ConfigError for a stop action that is no action of the robot, where its units are known.
         """
         try:
             if self.fallback.stop_action is not None and units is not None:
@@ -145,7 +140,11 @@ class Session(Options):
                 real = make_object(self.robot, "robot", ("observe", "act"))
                 acting = _begin(plan, real, interrupts)
                 if self._stopped_by(real) == "nothing":
-                    remark(_NOT_STOPPED, warn=True)
+                    remark(
+                        "the robot cannot be told to stop: at the end its last action stays in force; give "
+                        "--stop-action what makes it stand still, or the robot a method stop()",
+                        warn=True,
+                    )
                 until = time.monotonic() + seconds
                 run(real, acting, 0, lambda: time.monotonic() < until)
             else:

@@ -37,17 +37,23 @@ class Proxy(Options):
 
     def run(self) -> None:
         model = load_link(self.link)
-        (host, port), (here, door) = _end_point("target", self.target), _end_point("listen", self.listen)
+        host, port = _end_point("target", self.target)
+        listen_host, listen_port = _end_point("listen", self.listen)
         if port == 0:
             raise ConfigError("--target needs the server's port, which cannot be 0")
-        if not self.allow_remote and not ipaddress.ip_address(resolve(here, door)[1][0].split("%")[0]).is_loopback:
+        if (
+            not self.allow_remote
+            and not ipaddress.ip_address(resolve(listen_host, listen_port)[1][0].split("%")[0]).is_loopback
+        ):
             raise ConfigError(
                 f"--listen {self.listen} can be reached from other machines, and the relay has no authentication; "
                 "listen on 127.0.0.1, or add --allow-remote"
             )
-        relay = Shaper(model, host, port, seed=self.seed, listen_host=here, listen_port=door, on_event=_print_event)
+        relay = Shaper(
+            model, host, port, seed=self.seed, listen_host=listen_host, listen_port=listen_port, on_event=_print_event
+        )
         with ending_signals() as ends, relay:
-            at = f"[{here}]" if ":" in here else here
+            at = f"[{listen_host}]" if ":" in listen_host else listen_host
             say(f"listening on {at}:{relay.port} for {self.target}, link {self.link}, seed {self.seed}; Ctrl-C ends")
             signal.sigwait(ends)
         say(relay.summary())

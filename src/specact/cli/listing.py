@@ -69,8 +69,9 @@ def first_sentence(text: str | None) -> str:
 
 def _bundles() -> dict[str, str]:
     """Those that have a name, and those of the working folder, by path."""
-    here, bundles = [*Path().glob(f"*/{MANIFEST}"), *Path().glob(f"runs/*/bundles/*/{MANIFEST}")], dict[str, str]()
-    for name, path in (named_bundles() | {str(path.parent): path.parent for path in sorted(here)}).items():
+    manifests = sorted([*Path().glob(f"*/{MANIFEST}"), *Path().glob(f"runs/*/bundles/*/{MANIFEST}")])
+    bundles = dict[str, str]()
+    for name, path in (named_bundles() | {str(path.parent): path.parent for path in manifests}).items():
         try:
             manifest = read_manifest(path)
         except SpecactError:  # the manifest of a run
@@ -106,8 +107,8 @@ _LISTS: dict[Kind, Callable[[], dict[str, str]]] = {
     },
     "links": lambda: {name: _LINK.format(link) for name, link in LINKS.items()},
     "families": lambda: {
-        each.name: first_sentence(import_module(f"specact.families.{each.name}").__doc__)
-        for each in iter_modules(families.__path__)
+        family.name: first_sentence(import_module(f"specact.families.{family.name}").__doc__)
+        for family in iter_modules(families.__path__)
     },
     "recipes": _recipes,
 }

@@ -89,11 +89,7 @@ _NAMED |= {"serve": "--bundle|--policy"}
 
 
 def load_verb(name: str) -> Any:
-    """The options of a verb: a class, or a union of classes, each with a method ``run``.
-
-    Raises:
-        ConfigError: for an unknown verb.
-    """
+    """The options of a verb: a class, or a union of classes, each with a method ``run``; ConfigError if unknown."""
     if name in OLD:
         raise ConfigError(f"specact no longer has {name}; type {OLD[name]}")
     if name not in VERBS:
@@ -102,11 +98,9 @@ def load_verb(name: str) -> Any:
 
 
 def parse(words: Sequence[str]) -> Any:
-    """Reads a command, the verb and its options, and runs nothing.
+    """Reads a command, the verb and its options, and runs nothing; exits after printing help.
 
-    Raises:
-        ConfigError: for a verb or option that is unknown, or of earlier versions, or a value that is not allowed.
-        SystemExit: after the help.
+    ConfigError for a verb or option that is unknown, or of earlier versions, or a value that is not allowed.
     """
     verb, *given = words
     options = load_verb(verb)
@@ -137,7 +131,7 @@ def _refuse(verb: str, options: Any, given: Sequence[str], event: Any) -> None:
                 near = get_close_matches(word.partition("=")[0], known, 1) or (known if len(known) < 5 else ())
                 said = "; perhaps ".join([f"unknown {'option' if word.startswith('--') else 'word'} {word!r}", *near])
             case object(missing_arguments=[*missing]):
-                said = f"specact {verb} needs {', '.join(each.arg.display_name() for each in missing)}"
+                said = f"specact {verb} needs {', '.join(argument.arg.display_name() for argument in missing)}"
             case object(subcommand_spec=object(parser_from_name=names)):
                 said = f"specact {verb} needs one of {', '.join(names)}"
             case object(argument=argument, value=str(value), choices=choices):
@@ -171,7 +165,7 @@ def main() -> None:
     except SpecactError as error:
         _fail(str(error), error, 2)
     except Interrupted as error:
-        _fail("; ".join([f"ended by {error}", *_resume_hint()]), error, error.exit_status)
+        _fail(f"ended by {error}", error, error.exit_status)
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
@@ -181,14 +175,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt as error:
-        _fail("; ".join(["stopped", *_resume_hint()]), error, 130)
+        _fail("stopped", error, 130)
 
 
 def _fail(message: str, error: BaseException, status: int) -> NoReturn:
-    print_error("; ".join([message, *getattr(error, "__notes__", [])]))
+    sentences = [message]
+    if isinstance(error, KeyboardInterrupt) and sys.argv[1:2] and sys.argv[1] in RESUMED:
+        sentences.append("run the same command again to go on from here")
+    print_error("; ".join([*sentences, *getattr(error, "__notes__", [])]))
     sys.exit(status)
-
-
-def _resume_hint() -> list[str]:
-    resumes = sys.argv[1:2] and sys.argv[1] in RESUMED
-    return ["run the same command again to go on from here"] if resumes else []

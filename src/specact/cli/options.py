@@ -19,9 +19,9 @@ from specact.errors import ConfigError
 from specact.records import check_fields, read_record, read_toml
 
 if TYPE_CHECKING:
-    import ssl
-
     from specact.pair import Pair
+    from specact.remote.endpoint import Endpoint
+    from specact.wire.exchange import Contract
 
 T = TypeVar("T")
 
@@ -48,8 +48,7 @@ Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
 class Options:
     """Options that belong together; those of a verb, with its help as docstring, have a method ``run``.
 
-    Raises:
-        ConfigError: for a value that its annotation does not allow.
+    A value that its annotation does not allow is a ConfigError.
     """
 
     def __post_init__(self) -> None:
@@ -87,12 +86,12 @@ class Access(Options):
         """The token; see :func:`read_token`."""
         return read_token(self.token_file)
 
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The context for a certificate of one's own authority; None for the system's authorities."""
+    def endpoint(self, server: str, contract: Contract) -> Endpoint:
+        """The address of a server for a target of this contract, with what the server wants to see."""
+        from specact.families.chunks.remote import target_endpoint
         from specact.remote.endpoint import tls_context
 
-        return tls_context(self.ca)
+        return target_endpoint(server, self.token, tls_context(self.ca), contract)
 
 
 def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> list[str]:
@@ -166,10 +165,9 @@ def _options_of(options: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token from a file, else from SPECACT_TOKEN, else None; never from the command line, which others can read.
+    """The token from a file, else from SPECACT_TOKEN, else None; ConfigError if the file cannot be read.
 
-    Raises:
-        ConfigError: if the file cannot be read.
+    It is never an option itself, because other users of the machine can read command lines.
     """
     if file is None:
         return os.environ.get("SPECACT_TOKEN") or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
@@ -21,6 +21,9 @@ from specact.remote.client import Client
 from specact.robot.chunks import ActionRange, ChunkRunner, ChunkSource, Inference, InferenceThread, LocalSource
 from specact.robot.loop import Journal
 from specact.types import ActionUnits
+
+if TYPE_CHECKING:
+    from specact.families.chunks.sources import LoadedPolicy
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Play(Options):
 
     def _plan(self, stack: ExitStack) -> Plan:
         """The policy, in this process or on a server; the stack closes the client, and ends the inferences."""
-        source, client, units, env, described = self._source(stack)
-        spec, tuning = source.spec, self.session.tuning
+        source, policy, client = self._source(stack)
+        spec, units, tuning = source.spec, policy.units, self.session.tuning
         execution = self._execution(spec)
         period_s, deadline_s = 1.0 / (tuning.rate_hz or spec.rate_hz), self.deadline_ms / 1e3
         usual_age_s = max(deadline_s, execution.overlap * period_s) + (execution.execute + 1) * period_s
@@ -78,7 +81,8 @@ class Play(Options):
             link = None if client is None else dict(client.counts)
             return journal.summary() | runner.summary() | {"link": link}
 
-        return Plan(env, spec.observation, period_s, make, summarise, described, client=client)
+        described = about(policy.name, policy.fingerprint, units)
+        return Plan(policy.env, spec.observation, period_s, make, summarise, described, client=client)
 
     def _execution(self, spec: ChunkSpec) -> Execution:
         execute = self.execute_actions or max(1, spec.chunk // 2)
@@ -90,11 +94,11 @@ class Play(Options):
         execution, rate_hz = self._execution(spec), self.session.tuning.rate_hz or spec.rate_hz
         return rate_hz / max(1, execution.execute - (execution.overlap if execution.by_time else 0))
 
-    def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
-        """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""
+    def _source(self, stack: ExitStack) -> tuple[ChunkSource, LoadedPolicy, Client | None]:
+        """The source of chunks, its policy, and the client if that is on a server."""
         from specact.families.chunks.flow import FlowPolicy
         from specact.families.chunks.remote import connect
-        from specact.families.chunks.sources import try_out
+        from specact.families.chunks.sources import LoadedPolicy, try_out
         from specact.load import load_policy
 
         if "://" not in self.policy:
@@ -102,14 +106,13 @@ class Play(Options):
             if self.steps is not None and not isinstance(loaded.policy, FlowPolicy):
                 raise ConfigError(f"{self.policy} is no flow policy and takes no steps; leave out --steps")
             try_out(loaded)
-            described = about(loaded.name, loaded.fingerprint, loaded.units)
-            return LocalSource(loaded.policy), None, loaded.units, loaded.env, described
+            return LocalSource(loaded.policy), loaded, None
         access, tuning = self.session.access, self.session.tuning
         remote = stack.enter_context(connect(
             self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,
             timeout=10.0, jpeg_quality=tuning.jpeg_quality, seed=tuning.seed, rate_hz=self._requests_hz,
         ))  # fmt: skip
-        return remote, remote.client, remote.units, "", about(remote.name, remote.fingerprint, remote.units)
+        return remote, LoadedPolicy(remote.name, remote, remote.units, remote.fingerprint), remote.client
 
 
 def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:

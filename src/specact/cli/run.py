@@ -143,10 +143,8 @@ class Run(Options):
         self, stack: ExitStack, pair: Pair[Any], deadline_ms: float, rate_hz: float, period_s: float
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
-        from specact.families.chunks.remote import target_endpoint
-
-        access, tuning, details = self.session.access, self.session.tuning, self.details
-        endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)
+        tuning, details = self.session.tuning, self.details
+        endpoint = self.session.access.endpoint(self.server, pair.exchange.contract)
         folder, _, cut = (details.split or "").rpartition("@")
         fixed = int(cut) if folder and cut.isdecimal() else None
         staged = None if details.split is None else load_stages(Path(details.split if fixed is None else folder))
@@ -180,8 +178,7 @@ class Run(Options):
 def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> RateBudget:
     """A share of inferences, ``0.4``, their mean time, ``30ms``, or a share of the link, ``100kbit`` per second.
 
-    Raises:
-        ConfigError: if it is none of these, or out of range.
+    Anything else, and a number out of range, is a ConfigError.
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|kbit|)", text)
     if match is None:

@@ -124,7 +124,7 @@ class Analyse(Options):
             for gate in gates
         ]
         if self.lever is not None:
-            lines += [f"{each.place}: {each.explain()}" for each in contrasts if each.place.lever == self.lever]
+            lines += [f"{row.place}: {row.explain()}" for row in contrasts if row.place.lever == self.lever]
         print_result(self.json, everything, lines)
         remark(f"written: {out}")
 
@@ -138,7 +138,7 @@ class Levers(Options):
         from specact.lab.tised.sweep import named_hardware
 
         levers = {name: f"{lever.about}; on {KINDS[lever.on]}" for name, lever in LEVERS.items()}
-        profiles = {name: f"{each.times}; {each.about}" for name, each in named_hardware().items()}
+        profiles = {name: f"{profile.times}; {profile.about}" for name, profile in named_hardware().items()}
         say("\n".join([*rows_of(levers, 20), "", *rows_of(profiles, 20)]))
 
 

@@ -36,10 +36,7 @@ _LARGEST = np.array(1e15, np.float32)
 class ActionRange:
     """A robot's range of actions ``[A]`` in the environment's units, for a policy whose actions have these as well.
 
-    It is infinite where it is unknown.
-
-    Raises:
-        ConfigError: if it is not two vectors of one size, the lower one below the other.
+    It is infinite where it is unknown. Anything but two vectors of one size, ``low`` below ``high``, is a ConfigError.
     """
 
     def __init__(self, low: ArrayLike, high: ArrayLike) -> None:
@@ -59,11 +56,7 @@ class ActionRange:
         return cls(np.full(actions, -np.inf), np.full(actions, np.inf))
 
     def narrowed(self, other: ActionRange) -> ActionRange:
-        """What both ranges allow.
-
-        Raises:
-            ConfigError: if they have another size or nothing in common.
-        """
+        """What both ranges allow; ConfigError if they have different sizes or nothing in common."""
         if self.low.shape != other.low.shape:
             raise ConfigError(f"the policy has actions of {len(self.low)} numbers, the robot of {len(other.low)}")
         return ActionRange(np.maximum(self.low, other.low), np.minimum(self.high, other.high))
@@ -136,12 +129,17 @@ class Inference:
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
         """Begins one; only after the last one is done. Its result raises what the inference raised."""
-        finished = _timed(self.source, window, address, inpainting)
+        finished = self._infer(window, address, inpainting)
         return Pending(lambda: finished)
 
     def wait(self, seconds: float) -> bool:
         """Waits for the current inference, for at most ``seconds``; whether it is done."""
         return True
+
+    def _infer(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Finished:
+        began = time.perf_counter()
+        answer = self.source.ask(window, address, inpainting)
+        return Finished(address, answer, time.perf_counter() - began)
 
 
 class InferenceThread(Inference):
@@ -152,7 +150,7 @@ class InferenceThread(Inference):
         self._current = futures.Future[Finished]()
         self._requests: SimpleQueue[tuple[futures.Future[Finished], Callable[[], Finished]] | None] = SimpleQueue()
         # A daemon: a policy that never answers must not block the process's exit.
-        self._thread = threading.Thread(target=self._infer, name="specact inference", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="specact inference", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> InferenceThread:
@@ -168,13 +166,13 @@ class InferenceThread(Inference):
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
         self._current = futures.Future()
-        self._requests.put((self._current, partial(_timed, self.source, window, address, inpainting)))
+        self._requests.put((self._current, partial(self._infer, window, address, inpainting)))
         return Pending(self._current.result, self._current.done)
 
     def wait(self, seconds: float) -> bool:
         return bool(futures.wait([self._current], seconds).done)
 
-    def _infer(self) -> None:
+    def _run(self) -> None:
         while (request := self._requests.get()) is not None:
             future, infer = request
             try:
@@ -183,12 +181,6 @@ class InferenceThread(Inference):
                 future.set_exception(error)
             except BaseException as error:  # noqa: BLE001 - sys.exit would end the run as if it had succeeded
                 future.set_exception(RuntimeError(f"the inference thread ended with {type(error).__name__}: {error}"))
-
-
-def _timed(source: ChunkSource, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Finished:
-    began = time.perf_counter()
-    answer = source.ask(window, address, inpainting)
-    return Finished(address, answer, time.perf_counter() - began)
 
 
 class ChunkRunner:
@@ -290,7 +282,10 @@ class ChunkRunner:
         played = schedule.play()
         self._idling, self.seam = played is None, played is not None and played.first
         if played is None:
-            return self._idle_action(now)
+            self.counts["idle"] += 1
+            self.starved[self._why_idle] += 1
+            # The observation is usable: a robot's model may make of one that is usable another that is not.
+            return safety.rest(now, self._idle)
         if played.first:
             safety.answered()
             self.counts["chunks"] += 1
@@ -337,12 +332,6 @@ class ChunkRunner:
         self._request = self._inference.begin(window, self._address, inpainting)
         schedule.ask(now)
         self._address = self._address.following
-
-    def _idle_action(self, now: float) -> NDArray[np.float32] | None:
-        self.counts["idle"] += 1
-        self.starved[self._why_idle] += 1
-        # The observation is usable: a robot's model may make of one that is usable another that is not.
-        return self.safety.rest(now, self._idle)
 
     def _advance(self, now: float) -> None:
         """Plays on, and counts a chunk as a miss that is too late for any of its actions, or older than an outage."""

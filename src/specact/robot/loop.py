@@ -266,8 +266,10 @@ def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, for
     new = None if before is not None and after is not None and before.address == after.address else after
     drafted = after is not None and not safety.overrides and safety.fallback.on_miss == "execute_draft"
     held = outdated or action is None or (policy.origin is Origin.FALLBACK and not drafted)
-    why = policy.starved_by
-    return Tick(began - planned, observed - began, stall, new, not outdated, unusable, held, sent, policy.seam, why)
+    return Tick(
+        late_s=began - planned, observe_s=observed - began, stall_s=stall, record=new, acted=not outdated,
+        unusable=unusable, held=held, action=sent, seam=policy.seam, starved_by=policy.starved_by,
+    )  # fmt: skip
 
 
 def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:

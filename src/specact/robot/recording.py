@@ -77,7 +77,7 @@ class Recorder:
     ) -> None:
         self._robot: Any = None
         self._path, self._observation, self._max_queued_bytes = path, observation, max_queued_bytes
-        channels = {topic_of(name): IMAGE if each.is_image else ARRAY for name, each in observation.fields.items()}
+        channels = {topic_of(name): IMAGE if entry.is_image else ARRAY for name, entry in observation.fields.items()}
         self._file = _File(path, channels | TOPICS, dict(about) | {"observation": observation.describe()})
         # Offset from the performance counter to Unix time; the sum is monotonic.
         self._since_ns = time.time_ns() - time.perf_counter_ns()

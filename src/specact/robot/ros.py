@@ -40,8 +40,8 @@ class MessageType:
     definition: str
 
     @classmethod
-    def of(cls, name: str, *fields: str) -> MessageType:
-        """A type of ours, of fields ``KIND NAME``."""
+    def flat(cls, name: str, *fields: str) -> MessageType:
+        """A type whose fields, each ``KIND NAME``, are all primitive."""
         kinds = {field: kind for kind, field in map(str.split, fields)}
         return cls(name, kinds, "\n".join(fields) + "\n")
 
@@ -63,11 +63,7 @@ class MessageType:
         return _HEADER + bytes(out)
 
     def decode(self, message: bytes) -> dict[str, Any]:
-        """The values of a message; arrays are NumPy's.
-
-        Raises:
-            DataError: if it is not a message of this type.
-        """
+        """The values of a message, arrays as NumPy's; DataError if it is not a message of this type."""
         if message[:4] != _HEADER:
             raise DataError(f"a message of type {self.name} is not little-endian CDR")
         body, at, values = message[4:], 0, dict[str, Any]()
@@ -87,7 +83,7 @@ class MessageType:
 
 
 _RULE = "=" * 80
-ARRAY = MessageType.of("specact_msgs/msg/Array", "uint32[] shape", "float32[] values")
+ARRAY = MessageType.flat("specact_msgs/msg/Array", "uint32[] shape", "float32[] values")
 IMAGE = MessageType(
     "sensor_msgs/msg/CompressedImage",
     {"sec": "int32", "nanosec": "uint32", "frame_id": "string", "format": "string", "data": "uint8[]"},
@@ -95,11 +91,11 @@ IMAGE = MessageType(
     f"builtin_interfaces/Time stamp\nstring frame_id\n{_RULE}\n"
     "MSG: builtin_interfaces/Time\nint32 sec\nuint32 nanosec\n",
 )
-TEXT = MessageType.of("std_msgs/msg/String", "string data")
+TEXT = MessageType.flat("std_msgs/msg/String", "string data")
 # An action as sent to the robot, in the environment's units.
-ACTION = MessageType.of("specact_msgs/msg/Action", "float32[] values", "string origin")
+ACTION = MessageType.flat("specact_msgs/msg/Action", "float32[] values", "string origin")
 # One inference of a pair, see specact.types.StepRecord, with normalised chunks; repeated after a late verdict.
-INFERENCE = MessageType.of(
+INFERENCE = MessageType.flat(
     "specact_msgs/msg/Inference",
     "uint32 step", "bool transmit", "float64 score", "float64 threshold", "string reason", "bool unsent",
     "string miss", "uint32 verified", "uint32 accepted", "float64 kept", "float32[] drafted", "float32[] executed",
@@ -108,14 +104,14 @@ INFERENCE = MessageType.of(
     "float64 finish_s",
 )  # fmt: skip
 # One inference of a chunk policy; the chunk is empty after a miss.
-CHUNK = MessageType.of(
+CHUNK = MessageType.flat(
     "specact_msgs/msg/Chunk", "uint32 step", "float64 took_s", "string miss", "uint32[] shape", "float32[] actions"
 )
 # One control step, see specact.robot.loop.Tick.
-CONTROL = MessageType.of(
+CONTROL = MessageType.flat(
     "specact_msgs/msg/Control", "uint32 episode", "float64 late_s", "float64 stall_s", "bool acted", "string unusable",
     "bool held", "string starved_by",
 )  # fmt: skip
 GREW = (INFERENCE, CONTROL)  # a file has the fields of the version that wrote it
 # At an episode's end; success and score are valid if judged is true.
-EPISODE = MessageType.of("specact_msgs/msg/Episode", "uint32 number", "bool judged", "bool success", "float64 score")
+EPISODE = MessageType.flat("specact_msgs/msg/Episode", "uint32 number", "bool judged", "bool success", "float64 score")

@@ -68,24 +68,12 @@ class Limits(Record, frozen=True):
     drain_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 5.0
 
 
-def check_token(token: str) -> None:
-    """Refuses a token that is too short or cannot be sent in a header.
-
-    Raises:
-        ConfigError: if it has fewer than 16 characters, or characters that are not printable ASCII.
-    """
-    if len(token) < _MIN_CHARS or not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"a token is one line of at least {_MIN_CHARS} printable ASCII characters")
-
-
 def read_tokens(file: Path | None, shared: str | None = None) -> dict[str | None, str]:
     """Tokens by name, that which all devices share by None.
 
     A line holds a name, white space, and the name's token; empty lines and those that start with ``#`` are skipped.
-
-    Raises:
-        ConfigError: if the file cannot be read or has no token, or a line is not of this form, or a name or token
-            occurs twice; the message never holds a token.
+    It is a ConfigError if the file cannot be read or has no token, a line is not of this form, or a name or token
+    occurs twice; the message never holds a token.
     """
     tokens: dict[str | None, str] = {None: shared} if shared else {}
     if file is None:
@@ -120,15 +108,13 @@ class Caller:
 class Access:
     """Authenticates requests by their headers: by a bearer token that all devices share, or by a file of tokens.
 
-    Without both, access is open. ``tls`` is the context with the address' certificate, if it has one.
-
-    Raises:
-        ConfigError: if token or files cannot be used, or other machines could connect without a token.
+    Without both, access is open. ``tls`` is the context with the address' certificate, if it has one. It is a
+    ConfigError if token or files cannot be used, or other machines could connect without a token.
     """
 
     def __init__(self, token: str | None, address: Address) -> None:
-        if token is not None:
-            check_token(token)
+        if token is not None and not (len(token) >= _MIN_CHARS and token.isascii() and token.isprintable()):
+            raise ConfigError(f"a token is one line of at least {_MIN_CHARS} printable ASCII characters")
         self._token, self._address = token, address
         self._open = token is None and address.tokens is None
         if self._open and not getattr(_ip(address.host), "is_loopback", False):
@@ -140,11 +126,7 @@ class Access:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the files again.
-
-        Raises:
-            ConfigError: if one cannot be used; the tokens, or the certificate, of before stay in use.
-        """
+        """Reads the files again; ConfigError if one cannot be used, whose earlier content stays in use then."""
         tokens, certificate, key = self._address.tokens, self._address.certificate, self._address.key
         named = read_tokens(tokens, self._token).items()
         self._callers = {_digest(token): Caller(name, _digest(token)) for name, token in named}
@@ -159,10 +141,9 @@ class Access:
             raise ConfigError(f"cannot use {certificate} and {key} for TLS: {error}") from None
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The caller; how long that takes tells nothing of a token, since digests are compared.
+        """The caller; WireError, ``unauthorized``, if the token is wrong or the origin is foreign.
 
-        Raises:
-            WireError: ``unauthorized`` if the token is wrong or the origin is foreign.
+        How long that takes says nothing about a token, because digests are compared.
         """
         origin, host = headers.get("origin"), headers.get("host", "")
         scheme, _, token = headers.get("authorization", "").partition(" ")

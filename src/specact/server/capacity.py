@@ -33,19 +33,19 @@ class ServiceTime:
         Of a single size nothing is known about batching: then it is all per request.
         """
         rows = np.array([np.array((1.0, size)) / np.median(times) for size, times in measured.items()])
-        base, each = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0].tolist()
+        base, per_request = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0].tolist()
         alone = (rows.sum(0) / (rows**2).sum(0)).tolist()  # the one where the other is 0
         if len(rows) == 1 or base < 0:
             return cls(0.0, alone[1])
-        return cls(base, each) if each >= 0 else cls(alone[0], 0.0)
+        return cls(base, per_request) if per_request >= 0 else cls(alone[0], 0.0)
 
-    def of(self, batch: int) -> float:
+    def seconds(self, batch: int) -> float:
         """Seconds for a batch of this size."""
         return self.base_s + self.per_request_s * batch
 
     def most_hz(self, max_batch: int) -> float:
         """Requests per second with every batch full: no server answers more."""
-        return max_batch / self.of(max_batch) if self.of(max_batch) else inf
+        return max_batch / self.seconds(max_batch) if self.seconds(max_batch) else inf
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def latencies(
         while coming and coming[0].arrived <= now:
             queue.put(coming.popleft())
         if batch := queue.take(max_batch, now)[0]:
-            queue.charge(batch, service.of(len(batch)))
-            now += service.of(len(batch))
+            queue.charge(batch, service.seconds(len(batch)))
+            now += service.seconds(len(batch))
             done |= dict.fromkeys(batch, now)
     times = np.array([done.get(job, inf) - job.arrived for job in jobs])
     return times[arrivals >= _WARM_UP * horizon_s], robots[arrivals >= _WARM_UP * horizon_s]
@@ -95,7 +95,7 @@ def missed(demands: Sequence[Demand], service: ServiceTime, max_batch: int, rng:
     """The largest share of missed replies, expired or late, of any robot; robots of one demand count together."""
     # Without a simulation if none can be late: a request waits for the batch under way, and then full ones with what
     # the others ask before and while it waits, which is once each if that takes no longer than a period.
-    worst_s = (1 + ceil(2 * len(demands) / max_batch)) * service.of(min(len(demands), max_batch))
+    worst_s = (1 + ceil(2 * len(demands) / max_batch)) * service.seconds(min(len(demands), max_batch))
     if all(worst_s <= min(demand.deadline_s, (1 - _JITTER) / demand.rate_hz) for demand in demands):
         return 0.0
     times, robots = latencies(demands, service, max_batch, rng, most)

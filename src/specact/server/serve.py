@@ -57,11 +57,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
 
 
 def bind(service: Service) -> socket.socket:
-    """The socket of a service.
-
-    Raises:
-        ConfigError: if the address cannot be bound.
-    """
+    """The socket of a service; ConfigError if its address cannot be bound."""
     address = service.address
     # A robot takes a file, and the usual limit is 1024.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -128,9 +124,9 @@ def _route(service: Service, request: WSUpgradeRequest) -> WSListener | WSUpgrad
         return Session(service, service.limits.max_under_way)
     if request.path == b"/":
         return OpenpiSession(service)
-    said = f"this server has protocol {PROTOCOL} at {PATH}, and openpi's at /; install the same version on both"
-    body = _said(WireError(ErrorCode.UNSUPPORTED_PROTOCOL, said))
-    return WSUpgradeResponseWithListener(_response(body, _JSON, HTTPStatus.UPGRADE_REQUIRED), None)
+    why = f"this server has protocol {PROTOCOL} at {PATH}, and openpi's at /; install the same version on both"
+    error = WireError(ErrorCode.UNSUPPORTED_PROTOCOL, why)
+    return WSUpgradeResponseWithListener(_refusal(error, HTTPStatus.UPGRADE_REQUIRED), None)
 
 
 def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
@@ -143,19 +139,20 @@ def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
         body = msgspec.json.encode({"ready": ready, "bundle": service.welcome.bundle})
         return _response(body, _JSON, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
     if path not in (b"/metrics", b"/v1/status"):
-        return _response(_said(bad("there is nothing at this address")), _JSON, HTTPStatus.NOT_FOUND)
+        return _refusal(bad("there is nothing at this address"), HTTPStatus.NOT_FOUND)
     try:
         service.access.caller(request.headers)
     except WireError as error:
         service.log.write_refusal(path.decode(), error.code, None, str(error))
-        return _response(_said(error), _JSON, HTTPStatus.UNAUTHORIZED)
+        return _refusal(error, HTTPStatus.UNAUTHORIZED)
     if path == b"/metrics":
         return _response(service.telemetry.prometheus(), "text/plain; version=0.0.4")
     return _response(service.telemetry.status(ready), _JSON)
 
 
-def _said(error: WireError) -> bytes:
-    return msgspec.json.encode({"type": "error", "code": error.code, "message": str(error)})
+def _refusal(error: WireError, status: HTTPStatus) -> WSUpgradeResponse:
+    body = msgspec.json.encode({"type": "error", "code": error.code, "message": str(error)})
+    return _response(body, _JSON, status)
 
 
 def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> WSUpgradeResponse:

@@ -75,11 +75,8 @@ class Session(WSListener):
         self.reply(self.failure("other" if self.robot else "hello", error))
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        self._transport, self._socket, self._loop = (
-            transport,
-            transport.underlying_transport,
-            asyncio.get_running_loop(),
-        )
+        self._transport, self._socket = transport, transport.underlying_transport
+        self._loop = asyncio.get_running_loop()
         peer: tuple[str, int] = self._socket.get_extra_info("peername") or ("?", 0)
         self.host, self.address = peer[0], f"{peer[0]}:{peer[1]}"
         late = bad(f"no hello came within {HELLO_TIMEOUT_S:g} s")

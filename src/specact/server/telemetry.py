@@ -123,10 +123,9 @@ class Telemetry(Collector):
 
 
 class AccessLog(WatchedFileHandler):
-    """Appends events to a file, if any, one line of JSON each; it opens another where log rotation has moved it away.
+    """Appends events to a file, if any, one line of JSON each; ConfigError if the file cannot be opened.
 
-    Raises:
-        ConfigError: if the file cannot be opened.
+    It opens another where log rotation has moved the file away.
     """
 
     def __init__(self, file: Path | None) -> None:

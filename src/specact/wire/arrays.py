@@ -82,7 +82,7 @@ class Layout:
         )
 
     @classmethod
-    def of(cls, observation: ObservationSpec, images: bool = True) -> Layout:
+    def for_window(cls, observation: ObservationSpec, images: bool = True) -> Layout:
         """The layout of a window, with or without its camera frames."""
         fields = {name: field for name, field in observation.fields.items() if images or not field.is_image}
         types = {name: np.uint8 if field.is_image else np.float32 for name, field in fields.items()}
@@ -99,11 +99,7 @@ class Layout:
         return {name: np.full(spec.shape, values[name], spec.dtype) for name, spec in self.specs.items()}
 
     def pack(self, arrays: Arrays) -> bytearray:
-        """The arrays as bytes.
-
-        Raises:
-            ValueError: if one is missing, or has another shape or type.
-        """
+        """The arrays as bytes; ValueError if one is missing, or has another shape or type."""
         parts = []
         for name, spec in self.specs.items():
             array = arrays.get(name)

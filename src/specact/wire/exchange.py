@@ -51,12 +51,12 @@ class Contract:
     @cached_property
     def window(self) -> Layout:
         """The window of a request."""
-        return Layout.of(self.observation)
+        return Layout.for_window(self.observation)
 
     @cached_property
     def vectors(self) -> Layout:
         """The window of a request whose camera frames are sent as JPEG."""
-        return Layout.of(self.observation, images=False)
+        return Layout.for_window(self.observation, images=False)
 
     def describe(self) -> dict[str, Any]:
         """The arrays of each kind of message, as plain values, for a welcome."""
@@ -107,10 +107,8 @@ class Exchange(Protocol[A_co]):
     def answer(self, kind: str, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
         """The server's replies to requests of one kind, in one batch; a pure function, without state per robot.
 
-        The server checks that they are finite and in range. A request that cannot be answered gets an error.
-
-        Raises:
-            BundleError: where the target is only on another machine.
+        The server checks that they are finite and in range. A request that cannot be answered gets an error. Where the
+        target is only on another machine, this raises BundleError.
         """
         ...
 
@@ -120,11 +118,7 @@ class VerifyingExchange(Exchange[A_co], Protocol[A_co]):
     """An exchange of a family that can verify on the server, with requests of the kind ``verify``."""
 
     def request(self, proposal: Proposal) -> Arrays:
-        """The request's arrays for a proposal.
-
-        Raises:
-            ConfigError: for a request that only a target in this process can answer.
-        """
+        """The request's arrays for a proposal; ConfigError if only a target in this process can answer it."""
         ...
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:

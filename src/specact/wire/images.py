@@ -21,8 +21,7 @@ MAX_SCANS, MAX_HEADER_BYTES = 64, 1 << 16
 def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
     """Frames ``[T, H, W, 3]`` as JPEG, one file each; lossy, so draft and target see different pixels.
 
-    Raises:
-        MissingExtraError: if Pillow is not installed.
+    It needs Pillow, as reading does: MissingExtraError without it.
     """
     image, files = _pillow(), [io.BytesIO() for _ in frames]
     for frame, file in zip(frames, files, strict=True):
@@ -33,9 +32,7 @@ def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
 def read_images(files: list[bytes], spec: ObservationSpec) -> dict[str, NDArray[np.uint8]]:
     """The camera frames of a window, from their files in the order of the spec's fields, oldest first.
 
-    Raises:
-        WireError: ``bad_message`` for anything else; a file's size and its scans are checked before it is decoded.
-        MissingExtraError: if Pillow is not installed.
+    Anything else is a WireError, ``bad_message``; a file's size and its scans are checked before it is decoded.
     """
     shapes = {name: spec[name].window_shape for name in spec.images}
     counts = {name: math.prod(shape[:-3]) for name, shape in shapes.items()}

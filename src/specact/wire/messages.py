@@ -128,11 +128,7 @@ _read_welcome: Callable[[bytes | bytearray | str], Welcome | Failure] = _reader(
 
 
 def read_hello(payload: bytes | bytearray) -> Hello:
-    """A device's first message.
-
-    Raises:
-        WireError: ``bad_message``, or ``unsupported_protocol``.
-    """
+    """A device's first message; WireError, ``bad_message`` or ``unsupported_protocol``, for one that is not."""
     hello = _read_hello(payload)
     if hello.protocol != PROTOCOL:
         raise WireError(
@@ -146,11 +142,7 @@ def read_hello(payload: bytes | bytearray) -> Hello:
 
 
 def read_welcome(payload: bytes | bytearray | str) -> Welcome:
-    """The server's answer to a hello.
-
-    Raises:
-        WireError: ``bad_message``, or the server's error.
-    """
+    """The server's answer to a hello; WireError, ``bad_message`` or the server's error, for any other."""
     welcome = _read_welcome(payload)
     if isinstance(welcome, Failure):
         raise WireError(welcome.code, printable(welcome.message))
@@ -186,8 +178,7 @@ def request_of(message: Ask, contract: Contract) -> Request:
 def requests_of(messages: Sequence[Ask], contract: Contract) -> list[Request | WireError]:
     """The requests in messages of one kind, checked together: every array is finite and in range, or there is an error.
 
-    Raises:
-        WireError: ``bad_message`` for an unknown kind.
+    An unknown kind is a WireError, ``bad_message``, for all of them.
     """
     kind = contract.kinds.get(messages[0].kind)
     if kind is None:
@@ -226,15 +217,14 @@ def exchange_bytes(contract: Contract) -> int:
     """Bytes of a step's request and of its reply, with uncompressed camera frames."""
     kind, large = contract.kinds[contract.step_kind], 2**32
     request = Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0), kind.request.example())
-    asked = ask(request, contract, contract.step_kind, large, 1.0)
-    return len(encode(asked)) + len(encode(Reply(large, 1.0, 1.0, 1.0, 1, bytearray(kind.reply.nbytes))))
+    message = ask(request, contract, contract.step_kind, large, 1.0)
+    return len(encode(message)) + len(encode(Reply(large, 1.0, 1.0, 1.0, 1, bytearray(kind.reply.nbytes))))
 
 
 def check_terms(contract: Contract, family: str | None, spec: Mapping[str, Any], fingerprint: str = "") -> None:
     """Compares the other side's family, spec and, where both are known, fingerprint of the target with ours.
 
-    Raises:
-        WireError: ``mismatch``, with the differences.
+    WireError, ``mismatch``, names the differences.
     """
     differs = [text for name, ours in contract.spec.items() for text in _differences(name, spec.get(name, ...), ours)]
     if fingerprint and contract.fingerprint not in ("", fingerprint):

@@ -37,8 +37,7 @@ def encode(fields: Mapping[str, Any]) -> bytes:
 def decode(payload: bytes | bytearray) -> dict[str, Any]:
     """The message in a frame that is already bounded in size; arrays are checked and copied, keys are text.
 
-    Raises:
-        WireError: ``bad_message`` for anything that is not one map of plain values and arrays.
+    Anything that is not one map of plain values and arrays is a WireError, ``bad_message``.
     """
     try:
         fields = msgpack.decode(payload)

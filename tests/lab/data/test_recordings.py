@@ -194,7 +194,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_recordings_of_earlier_versions_are_read_with_the_fields_that_they_have(tmp_path: Path) -> None:
     topic, kind, values = CONTROL
-    earlier = ros.MessageType.of(kind.name, *kind.definition.splitlines()[:-2])
+    earlier = ros.MessageType.flat(kind.name, *kind.definition.splitlines()[:-2])
     (new,) = read_recording(written(tmp_path / "new.mcap", [STATE, action(0.0, 1.0), CONTROL])).steps
     (old,) = read_recording(written(tmp_path / "old.mcap", [STATE, action(0.0, 1.0), (topic, earlier, values)])).steps
     assert new.control == {**old.control, "held": True, "starved_by": ""} == values and old.usable

@@ -63,7 +63,7 @@ def test_a_position_sees_the_goal_and_the_past_and_not_the_future(mode: Literal[
 
 
 def test_every_position_hears_the_words_and_words_hear_each_other() -> None:
-    words = Words.of(["go to the left", "go"])
+    words = Words.from_instructions(["go to the left", "go"])
     model = network(replace(SHAPES, words=words))
     assert model.positions.shape[0] == 4 + 1 + 4  # words, goal, window
     seen = observations() | {"instruction": torch.from_numpy(words.numbers(["go to the left"] * 2))}

@@ -238,7 +238,7 @@ def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
     layout = schema and (TOPICS[topic] if topic in TOPICS else _OBSERVATIONS.get(schema.name))
     if not layout or layout.name != schema.name:
         return None
-    return ros.MessageType.of(layout.name, *schema.data.decode().splitlines()) if layout in ros.GREW else layout
+    return ros.MessageType.flat(layout.name, *schema.data.decode().splitlines()) if layout in ros.GREW else layout
 
 
 def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> tuple[Written, int, int]:

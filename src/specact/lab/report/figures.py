@@ -213,10 +213,7 @@ def _points(study: Study, method: str) -> list[dict[str, Any]]:
 def rejections_of(run: Run) -> dict[str, RejectionModel]:
     """Rejection over deviation on ADAHI's freely decided steps: ``any code, R``, and the paper's ``primary code, r``.
 
-    Empty where there are too few steps.
-
-    Raises:
-        DataError: if the step table cannot be read.
+    Empty where there are too few steps; DataError if the step table cannot be read.
     """
     steps = run.steps("adahi")
     free = free_steps(steps)
@@ -227,8 +224,7 @@ def rejections_of(run: Run) -> dict[str, RejectionModel]:
 def draw_rejection(study: Study) -> Iterator[Drawing]:
     """ADAHI's figure 2, probability of rejection by the target over the action deviation, if the study has them.
 
-    Raises:
-        DataError: if a step table cannot be read.
+    DataError if a step table cannot be read.
     """
     run = study.rejections
     models = {} if run is None else rejections_of(run)

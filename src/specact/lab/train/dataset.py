@@ -242,7 +242,7 @@ def prepare(episodes: Episodes, recipe: Recipe, *, skip_disturbed: bool = False)
         raise DataError(
             "these demonstrations hold values so large that their range or standard deviation overflows; rescale them"
         )
-    words = None if train.instructions is None else Words.of(train.instructions)
+    words = None if train.instructions is None else Words.from_instructions(train.instructions)
     windows = [
         Windows(part, recipe.chunk, centre, scale, words, skip_disturbed=skip_disturbed) for part in (train, held_out)
     ]
