@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from asyncio import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,10 @@ def test_what_is_not_finite_is_an_error_of_its_request_alone_even_in_a_batch() -
         assert len(server.exchange.batches[1]) == 3
 
 
-@pytest.mark.parametrize("error", [RuntimeError("secret"), SystemExit("secret"), WireError("bad_message", "secret")])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("secret"), SystemExit("secret"), CancelledError("secret"), WireError("bad_message", "secret")],
+)
 def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
     error: BaseException, doubling: Here, caplog: pytest.LogCaptureFixture
 ) -> None:

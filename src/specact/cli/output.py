@@ -17,8 +17,16 @@ from rich.text import Text
 
 from specact.files import to_json
 
+
+class _Remarks(Console):
+    """Stderr, which falls silent where its reader is gone: that must not stop a robot, nor lose a result."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 # Printed as plain text: names, paths and messages of servers may contain brackets.
-remarks = Console(stderr=True, markup=False, emoji=False)
+remarks = _Remarks(stderr=True, markup=False, emoji=False)
 results = Console(markup=False, emoji=False)
 
 
@@ -100,7 +108,7 @@ def progress_lines(every_s: float = 5.0) -> Callable[[str, int, int], None]:
     def update(name: str, done: int, total: int) -> None:
         nonlocal last_s
         now = time.monotonic()
-        if now - last_s >= every_s and select.select([], [2], [], 0.0)[1]:
+        if now - last_s >= every_s and sys.stderr is not None and select.select([], [2], [], 0.0)[1]:
             last_s = now
             remark(f"{name}: {done} of {total}")
 

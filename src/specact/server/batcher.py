@@ -176,8 +176,8 @@ class Batcher:
             # Extreme observations can overflow; only that request of the batch fails.
             good = [payload for payload in packed if not isinstance(payload, WireError)]
             faults = layout.faults(good)
-        # Process boundary: a target's exception must not end the server or be disclosed to clients.
-        except (Exception, SystemExit):  # noqa: BLE001
+        # Process boundary: whatever a target raises must not end the server or be disclosed to clients.
+        except BaseException:  # noqa: BLE001
             _log.exception("the target failed")
             return [_INTERNAL] * len(jobs)
         spent_ms, places, outcomes = 1e3 * (time.monotonic() - started), count(), list[Outcome]()
