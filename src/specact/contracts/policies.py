@@ -77,8 +77,8 @@ def _check_batches(what: str, answer: Callable[[Sequence[int]], list[Named]], co
     """Checks that the answer to an input, by its number, depends on that input alone; returns each input's."""
     everything = list(range(count))
     together = answer(everything)
-    again = "the same inputs and generators must give it again: draw from the given stream alone, and keep nothing"
-    expect(same(answer(everything), together, within), f"{what} must not depend on earlier calls; {again}")
+    rule = "the same inputs and generators must give it again: draw from the given stream alone, and keep nothing"
+    expect(same(answer(everything), together, within), f"{what} must not depend on earlier calls; {rule}")
     alone = [answer([index])[0] for index in everything]
     expect(same(alone, together, within), f"{what} must not depend on the rest of its batch")
     expect(same(answer(everything[::-1])[::-1], together, within), f"{what} must not depend on its place in the batch")
@@ -129,23 +129,23 @@ def check_pair(pair: Pair[Any], *, within: float = 1e-3) -> None:
     windows = _random_windows(pair.observation, 4)
     addresses = [StepAddress(0, 0, 0, step) for step in range(len(windows))]
     proposals = [_check_proposal(pair, *step) for step in zip(windows, addresses, strict=True)]
-    asked = [ask(Request(*step), contract, "infer", 1, 1e3) for step in zip(windows, addresses, strict=True)]
-    requests = [request_of(read_ask(encode(message)), contract) for message in asked]
+    messages = [ask(Request(*step), contract, "infer", 1, 1e3) for step in zip(windows, addresses, strict=True)]
+    requests = [request_of(read_ask(encode(message)), contract) for message in messages]
     answers = _check_batches(
         "an answer", lambda which: _answers(pair, [requests[i] for i in which]), len(windows), within
     )
     for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
-        here, again = (_verify(pair, LocalTarget(pair.target()), proposal, address) for _ in range(2))
+        local, repeated = (_verify(pair, LocalTarget(pair.target()), proposal, address) for _ in range(2))
         expect(
-            np.array_equal(here.actions, again.actions),
+            np.array_equal(local.actions, repeated.actions),
             "the same proposal and address must give the same outcome again: draw from the address's own stream",
         )
         ready = Pending(partial(Answer, exchange.read(arrays), OffloadTimes()))
-        there = _verify(pair, SimpleNamespace(submit=lambda *_, ready=ready: ready), proposal, address)
+        remote = _verify(pair, SimpleNamespace(submit=lambda *_, ready=ready: ready), proposal, address)
         expect(
-            here.accepted == there.accepted and np.allclose(here.actions, there.actions, rtol=0.0, atol=within),
-            f"a server's answer must give the outcome that the target in this process gives; {here.accepted} were "
-            f"accepted here and {there.accepted} there",
+            local.accepted == remote.accepted and np.allclose(local.actions, remote.actions, rtol=0.0, atol=within),
+            f"a server's answer must give the outcome that the target in this process gives; {local.accepted} were "
+            f"accepted here and {remote.accepted} there",
         )
 
 
@@ -184,10 +184,10 @@ def _check_proposal(pair: Pair[Any], window: Window, address: StepAddress) -> Pr
         expect(proposal.window is window, "a proposal must carry the window that it was made from")
         return proposal
 
-    first, again = draw(), draw()
+    first, second = draw(), draw()
     expect(same([before], [window.arrays]), "propose must not change the window that it is given")
     expect(
-        np.array_equal(first.actions, again.actions),
+        np.array_equal(first.actions, second.actions),
         "the same window and generator must give the same proposal again: draw from the given rng alone",
     )
     return first
@@ -269,13 +269,13 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, steps: int = 50, **options:
     if not gate.calibrated:
         return
     for threshold, sent in ((math.inf, False), (-math.inf, True)):
-        verdicts = [each.transmit for each in decide(make_gate(threshold)) if each.reason == "score"]
+        verdicts = [decision.transmit for decision in decide(make_gate(threshold)) if decision.reason == "score"]
         expect(
             all(transmit == sent for transmit in verdicts),
             f"with a threshold of {threshold} every step that nothing forces must be {'sent' if sent else 'skipped'}; "
             "pass threshold on to Gate's constructor",
         )
-    limited = [each.transmit for each in decide(make_gate(math.inf, max_skips=1))]
+    limited = [decision.transmit for decision in decide(make_gate(math.inf, max_skips=1))]
     expect(
         all(a or b for a, b in pairwise(limited)),
         "with max_skips=1 no two steps in a row may be skipped; pass **limits on to Gate's constructor",

@@ -77,8 +77,8 @@ def check_task(task: Task, *, steps: int = 100) -> None:
         actions = [acts.sample() for _ in range(min(steps, task.max_steps))]
         episode = _play(env, actions)
         for other, where in ((env, "again"), (twin, "in a second env")):
-            again = same(episode, _play(other, actions))
-            expect(again, f"reset(seed=0) and the same actions must give the same episode {where}")
+            equal = same(episode, _play(other, actions))
+            expect(equal, f"reset(seed=0) and the same actions must give the same episode {where}")
         _check_functions(task, env, episode[0], actions[0])
     finally:
         env.close()

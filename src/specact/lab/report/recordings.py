@@ -43,8 +43,8 @@ def tables_of(recorded: Recorded) -> Iterator[Table]:
     lost = int(sum(control["late_s"] for control in controls) * rate_hz + 1e-9)
     known = all("held" in control for control in controls)  # not in recordings of earlier versions
     still = (lost + sum(control.get("held", 0) for control in controls)) / max(1, lost + len(controls))
-    scores = [each["score"] for each in recorded.judged.values()]
-    won = sum(bool(each["success"]) for each in recorded.judged.values())
+    scores = [verdict["score"] for verdict in recorded.judged.values()]
+    won = sum(bool(verdict["success"]) for verdict in recorded.judged.values())
     yield _facts("control", f"Control, at {rate_hz:g} Hz", {
         "episodes": str(len(recorded.episodes)),
         "succeeded": f"{won} of {len(scores)}, mean score {np.mean(scores):.3f}" if scores else NONE,
@@ -57,20 +57,20 @@ def tables_of(recorded: Recorded) -> Iterator[Table]:
         "too old": f"{sum(not control['acted'] for control in controls)} actions, which were not sent to the robot",
     })  # fmt: skip
     if inferences := recorded.inferences:
-        asked, verified, accepted = (
-            sum(each[name] for each in inferences) for name in ("transmit", "verified", "accepted")
+        sent, verified, accepted = (
+            sum(inference[name] for inference in inferences) for name in ("transmit", "verified", "accepted")
         )
         yield _facts("inferences", "Inferences", {
             "inferences": f"{len(inferences):,}",
-            "sent": f"{asked:,}, {asked / len(inferences):.3f} of all",
+            "sent": f"{sent:,}, {sent / len(inferences):.3f} of all",
             "why": _counted(inferences, "reason"),
             "missed": _counted(inferences, "miss"),
             "verified units": f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE,
         })  # fmt: skip
-        times = {stage: np.array([each[f"{stage}_s"] for each in inferences]) for stage in STAGES}
+        times = {stage: np.array([inference[f"{stage}_s"] for inference in inferences]) for stage in STAGES}
         yield _times({**times, "all": np.sum(list(times.values()), axis=0)})
     elif chunks := _chunks(recorded):
-        taken = np.array([each["took_s"] for each in chunks if not each["miss"]])
+        taken = np.array([chunk["took_s"] for chunk in chunks if not chunk["miss"]])
         facts = {"inferences": f"{len(taken):,}", "missed": _counted(chunks, "miss")}
         yield _facts("inferences", "Inferences of a policy alone", facts)
         if len(taken):
@@ -87,15 +87,15 @@ def _facts(name: str, caption: str, facts: Mapping[str, str]) -> Table:
 
 def _times(seconds: Mapping[str, Any]) -> Table:
     rows = [
-        [stage, *(f"{1e3 * value:.3f}" for value in (np.mean(each), *np.quantile(each, (0.5, 0.95, 0.99))))]
-        for stage, each in seconds.items()
+        [stage, *(f"{1e3 * value:.3f}" for value in (np.mean(values), *np.quantile(values, (0.5, 0.95, 0.99))))]
+        for stage, values in seconds.items()
     ]
     caption = "Times of an inference as it was waited for [ms]"
     return Table("stages", caption, ["stage", "mean", "p50", "p95", "p99"], rows)
 
 
 def _counted(messages: list[dict[str, Any]], name: str) -> str:
-    counts = Counter(each[name] for each in messages if each[name])
+    counts = Counter(message[name] for message in messages if message[name])
     return ", ".join(f"{value} {count}" for value, count in counts.items()) or "none"
 
 
@@ -150,8 +150,8 @@ def _steps(recorded: Recorded) -> Rows:
 def _draw_scores(recorded: Recorded) -> Drawing:
     inferences = recorded.inferences
     number = np.arange(len(inferences))
-    scores, thresholds = (np.array([each[name] for each in inferences]) for name in ("score", "threshold"))
-    sent, missed = (np.array([bool(each[name]) for each in inferences]) for name in ("transmit", "miss"))
+    scores, thresholds = (np.array([row[name] for row in inferences]) for name in ("score", "threshold"))
+    sent, missed = (np.array([bool(row[name]) for row in inferences]) for name in ("transmit", "miss"))
     figure, axes = blank()
     for label, at, method in (
         ("skipped", ~sent, "draft"),
@@ -167,5 +167,5 @@ def _draw_scores(recorded: Recorded) -> Drawing:
     gate = recorded.about.get("gate", "unknown")
     caption = f"Gate {gate}: an inference asks above the threshold, and where it must."
     names = ("episode", "step", "score", "threshold", "reason", "transmit", "miss")
-    rows = [{name: each[name] for name in names} for each in inferences]
+    rows = [{name: row[name] for name in names} for row in inferences]
     return Drawing("scores", "Scores of the gate", caption, figure, rows)

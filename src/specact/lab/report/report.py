@@ -104,9 +104,9 @@ def write_report(
         for recording in recorded:
             slug = unused_slug(recording.path.stem, {section.slug for section in sections})
             sections.append(_of_recording(recording, slug, files))
-    left_out = [{"folder": str(each.folder), "reason": each.reason} for each in skipped]
+    left_out = [{"folder": str(item.folder), "reason": item.reason} for item in skipped]
     page = _render(out, runs=runs, studies=studies, recordings=recorded, summary=summary, sections=sections,
-                   skipped=[f"{each['folder']}: {each['reason']}" for each in left_out])  # fmt: skip
+                   skipped=[f"{row['folder']}: {row['reason']}" for row in left_out])  # fmt: skip
     write_whole(out, page.encode())
     return {
         "page": str(out),
@@ -154,9 +154,9 @@ def _of_study(study: Study, files: Path, films: bool) -> Section:
             section.film = film.show_film(run)
         except SpecactError as error:
             section.gaps.append(f"no films: {error}")
-    for each in {id(each): each for each in (run, study.timed)}.values():
-        text = json.dumps({**each.manifest, "gates": each.summary["gates"]}, indent=2)
-        section.details[f"Manifest of {each.folder}"] = text
+    for part in {id(part): part for part in (run, study.timed)}.values():
+        text = json.dumps({**part.manifest, "gates": part.summary["gates"]}, indent=2)
+        section.details[f"Manifest of {part.folder}"] = text
     return section
 
 
@@ -171,7 +171,7 @@ def _gaps(study: Study) -> list[str]:
             "no run over real sockets: times are accounted in virtual time; run: "
             f"{start} --methods draft,target,hybrid,random,adahi --episodes 20 --realtime {out}-realtime"
         )
-    if codes and len({each.summary["rate"] for each in study.sweep}) < 2:
+    if codes and len({run.summary["rate"] for run in study.sweep}) < 2:
         gaps.append(f"no runs at other rates: no figure over the rate; run: {start} --rate 0.3 {like} {out}-0.3")
     return gaps
 
