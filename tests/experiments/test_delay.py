@@ -32,12 +32,13 @@ def test_an_episode_with_outages_begins_shortly_before_one_and_each_has_its_own_
 def test_a_cadence_is_chosen_on_other_episodes_among_those_that_a_chunk_is_long_enough_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = []
+    calls = []
 
-    def played(work: object, of: Trial, run: Run, seed: int, episodes: int) -> dict[str, Any]:
-        asked.append((of.every, seed, episodes))
-        return {"won": "1", "success": {"mean": 1.0 if of.every in (6, 8) else 0.5}, "score": {"mean": of.every / 10}}
+    def played(work: object, trial: Trial, run: Run, seed: int, episodes: int) -> dict[str, Any]:
+        calls.append((trial.every, seed, episodes))
+        success = {"mean": 1.0 if trial.every in (6, 8) else 0.5}
+        return {"won": "1", "success": success, "score": {"mean": trial.every / 10}}
 
     monkeypatch.setattr(delay, "played", played)
-    found = delay.choose(delay.METHODS["aligned"], Trial(4), tmp_path, Run(tmp_path, seed=7))
-    assert found["every"] == 8 and asked == [(4, 8, 30), (6, 8, 30), (8, 8, 30), (12, 8, 30), (8, 7, 200)]
+    result = delay.choose(delay.METHODS["aligned"], Trial(4), tmp_path, Run(tmp_path, seed=7))
+    assert result["every"] == 8 and calls == [(4, 8, 30), (6, 8, 30), (8, 8, 30), (12, 8, 30), (8, 7, 200)]

@@ -6,7 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from experiments.fleet.robots import DISCIPLINES, control_step, fair_share, granted_together, member, service, summary
+from experiments.fleet.robots import (
+    DISCIPLINES,
+    control_step,
+    fair_share,
+    granted_together,
+    new_member,
+    service,
+    summary,
+)
 from experiments.fleet.server import Server
 from experiments.fleet.tables import success_of
 
@@ -67,13 +75,13 @@ def test_a_fair_share_keeps_the_server_below_its_most() -> None:
 def test_robots_of_a_fleet_ask_their_server(discipline: str) -> None:
     family, how = rollout_of(load_pair("ball"), HYBRID), DISCIPLINES[discipline]
     shared = server(grants=how.asks == "granted")
-    robot = member(family, how, shared, 1, 3, 1)
+    robot = new_member(family, how, shared, 1, 3, 1)
     for _ in range(12):
         control_step([robot], family)
         robot.policy.clock.sleep(1.0 / family.pair.rate_hz)
     assert shared.sent and all(request.replied <= request.due for request in shared.sent[:-1])
-    found = summary(np.ones((1, 1)), shared.sent[:1], 1)
-    assert found["served"] == found["in_time"] == 1.0 and found["queue_p99_ms"] == pytest.approx(0.0, abs=20.0)
+    row = summary(np.ones((1, 1)), shared.sent[:1], 1)
+    assert row["served"] == row["in_time"] == 1.0 and row["queue_p99_ms"] == pytest.approx(0.0, abs=20.0)
     # Of twelve periods one that waits acts in fewer.
     assert robot.policy.counts["steps"] == (2 if discipline == "always" else 3)
 

@@ -239,17 +239,17 @@ def test_success_of_known_and_of_other_tasks_stands_apart() -> None:
     cell = {"asked": [0.0, 1.0], "sent": 0.5, "auroc": 1.0}
     always, never = {**cell, "won": "1111" * 5}, {**cell, "won": "1010" * 5}
     gated = {"draft": never, "random": never, "adahi": always}
-    found = {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
-    of = report(UNKNOWN, found)
-    shown, contrasts = of.tables
+    results = {"draft": {"tasks": []}, "one step": {"target_on_device": always}, "0.4": gated}
+    first = report(UNKNOWN, results)
+    shown, contrasts = first.tables
     assert [row["method"] for row in shown.rows] == ["one step", "draft", "random 0.4", "adahi 0.4"]
-    assert of.facts["draft"]["known"]["mean"] == 1.0 and of.facts["draft"]["other"]["mean"] == 0.0
+    assert first.facts["draft"]["known"]["mean"] == 1.0 and first.facts["draft"]["other"]["mean"] == 0.0
     rivals = {row["second"]: row["difference"] for row in contrasts.rows}
     assert rivals == {"random 0.4": 0.5, "draft": 0.5, "one step": 0.0}
-    again = report(UNKNOWN, found | {"0.4-1": {"draft": never, "adahi": never}}).facts
-    assert again["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
-    assert again["adahi 0.4 - draft"]["difference"] == 0.25
-    assert again["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"
+    both = report(UNKNOWN, results | {"0.4-1": {"draft": never, "adahi": never}}).facts
+    assert both["adahi 0.4"]["success"]["mean"] == 0.75, "the mean of both trainings"
+    assert both["adahi 0.4 - draft"]["difference"] == 0.25
+    assert both["adahi 0.4 - random 0.4"]["difference"] == 0.5, "of the training that both have"
 
 
 def test_an_alarm_notices_tasks_whose_drafts_are_not_kept_and_no_others() -> None:
