@@ -292,7 +292,7 @@ def report(results: Results) -> Report:
     shorts = {"pusht-flow": "pusht", "metaworld-flow": "metaworld"} | {
         f"pusht-flow, training seed {seed}": f"seed{seed}" for seed in results["seeds"]
     }
-    facts = {f"{shorts[row['on']]}_{row['first']}_{row['second']}": row for row in contrasts}
+    facts: dict[str, Any] = {f"{shorts[row['on']]}_{row['first']}_{row['second']}": row for row in contrasts}
     facts |= {name.removesuffix("-flow"): cell for name, cell in rounds.items()}
     facts |= {"main": {row["name"]: row for row in main}}
     return Report(tables, facts, [Picture("flash.svg", partial(draw, cells))])

@@ -91,6 +91,12 @@ def bare_motion(before: Plane, now: Plane) -> Motion:
     return freqcache.phase_correlation(freqcache.spectrum(before), freqcache.spectrum(now), now.shape, floor=1e-12)
 
 
+def windowed_motion(before: Plane, now: Plane) -> Motion:
+    """The motion between frames with a window."""
+    first, second = (freqcache.spectrum(freqcache.windowed(frame)) for frame in (before, now))
+    return freqcache.phase_correlation(first, second, now.shape)
+
+
 _WHOLE = Reuse(least=1.0, most=1.0, refreshed=0.0)
 REUSE: dict[str, ReusingRounds] = {
     "freqcache": ReusingRounds("FreqCache: the tokens of smooth patches reused, moved with the picture"),
@@ -168,12 +174,7 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
     ``confident``, and that are so although off by more than 2 pixels (``wrong``); ``unrelated``: of frames of two
     scenes that are confident. ``largest``: the largest confidence of a pan off by more than 2 pixels, at least 1.
     """
-    kinds: dict[str, Callable[[Plane, Plane], Motion]] = {
-        "Hann": lambda before, now: freqcache.phase_correlation(
-            *(freqcache.spectrum(freqcache.windowed(frame)) for frame in (before, now)), now.shape
-        ),
-        "none": bare_motion,
-    }
+    kinds = {"Hann": windowed_motion, "none": bare_motion}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     for sigma in range(1, 7):
         trials: dict[str, list[tuple[bool, bool, bool, bool, float]]] = {name: [] for name in kinds}
