@@ -153,8 +153,8 @@ class Member:
             self.begin()
 
 
-def new_member(family: FamilyRollout, how: Discipline, server: Server, size: int, place: int, seed: int) -> Member:
-    """A robot at the start of its first episode."""
+def recruit(family: FamilyRollout, how: Discipline, server: Server, size: int, place: int, seed: int) -> Member:
+    """A new member of a fleet, at the start of its first episode."""
     pair, clock, prepared = family.pair, VirtualClock(), (Prepared[Any](), Prepared[Any]())
     phase = phase_of(seed, place, pair)
     clock.sleep(phase % 1.0 / pair.rate_hz)
@@ -223,7 +223,7 @@ def measure(name: str, discipline: str, size: int, near: bool, folder: Path, run
     most = 1 if near else granted_together() if how.asks == "granted" else MOST
     link = (0.0, 0.0) if near else (LINK.busy(REQUEST_BYTES, True, 0.0), LINK.rtt_ms / 2e3)
     servers = [Server(service(), most, *link, how.asks == "granted") for _ in range(robots // size)]
-    members = [new_member(family, how, servers[place // size], size, place, run.seed) for place in range(robots)]
+    members = [recruit(family, how, servers[place // size], size, place, run.seed) for place in range(robots)]
     members.sort(key=lambda member: member.phase % 1.0)
     step, end, before = 0, WARM_UP + episodes, 0
     while left := sum(len(member.won) < end for member in members):

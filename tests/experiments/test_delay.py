@@ -36,8 +36,7 @@ def test_a_cadence_is_chosen_on_other_episodes_among_those_that_a_chunk_is_long_
 
     def played(work: object, trial: Trial, run: Run, seed: int, episodes: int) -> dict[str, Any]:
         calls.append((trial.every, seed, episodes))
-        success = {"mean": 1.0 if trial.every in (6, 8) else 0.5}
-        return {"won": "1", "success": success, "score": {"mean": trial.every / 10}}
+        return {"won": "1", "success": {"mean": float(trial.every in (6, 8))}, "score": {"mean": trial.every / 10}}
 
     monkeypatch.setattr(delay, "played", played)
     result = delay.choose(delay.METHODS["aligned"], Trial(4), tmp_path, Run(tmp_path, seed=7))
