@@ -83,9 +83,9 @@ def row_of(mix: Mix, service: ServiceTime, seconds: float) -> dict[str, Any]:
 
 
 def holds(port: int, contract: Contract, mix: Mix, robots: int, seconds: float) -> bool:
-    """Whether so many robots of each demand get their replies in one of three tries."""
+    """Whether so many robots of each demand get their replies in one of three trials."""
 
-    async def loads() -> list[Load]:
+    async def trial() -> list[Load]:
         joins = [
             partial(connected_robot, port, workload_of(contract, 1e3 * demand.deadline_s)) for demand in mix.demands
         ]
@@ -97,8 +97,8 @@ def holds(port: int, contract: Contract, mix: Mix, robots: int, seconds: float) 
         late = np.count_nonzero(load.latencies_ms > 1e3 * demand.deadline_s)
         return float(late + load.errors) / (len(load.latencies_ms) + load.errors)
 
-    tries = (uvloop.run(loads()) for _ in range(3))
-    return any(max(map(share, found, mix.demands)) <= ALLOWED for found in tries)
+    trials = (uvloop.run(trial()) for _ in range(3))
+    return any(max(map(share, loads, mix.demands)) <= ALLOWED for loads in trials)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

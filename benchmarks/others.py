@@ -45,14 +45,14 @@ def main() -> None:
     parser.add_argument("--like", choices=(OPENPI, FLASK, GRPC), default=OPENPI)
     parser.add_argument("--policy", default="ball", help="ball, the network of its target alone, or a chunk policy")
     parser.add_argument("--openpi", type=Path, help="a checkout of openpi, whose server class is loaded from it")
-    asked = parser.parse_args()
-    infer = outputs_of(load_pair("ball")) if asked.policy == "ball" else chunks_of(asked.policy)
-    if asked.like == OPENPI:
-        serve_as_openpi(asked.openpi, infer, asked.port)
-    elif asked.like == FLASK:
-        serve_as_flask(infer, asked.port)
+    options = parser.parse_args()
+    infer = outputs_of(load_pair("ball")) if options.policy == "ball" else chunks_of(options.policy)
+    if options.like == OPENPI:
+        serve_as_openpi(options.openpi, infer, options.port)
+    elif options.like == FLASK:
+        serve_as_flask(infer, options.port)
     else:
-        serve_as_lerobot(infer, load_policy(asked.policy).policy.spec.observation, asked.port)
+        serve_as_lerobot(infer, load_policy(options.policy).policy.spec.observation, options.port)
 
 
 def chunks_of(policy: str) -> Infer:

@@ -80,23 +80,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.6)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    sys.path.insert(0, str(asked.openpi / "packages" / "openpi-client" / "src"))
-    group, _, policy = asked.part.partition("/")
+    options = parser.parse_args()
+    sys.path.insert(0, str(options.openpi / "packages" / "openpi-client" / "src"))
+    group, _, policy = options.part.partition("/")
     with core(1):
         if group == "device":
-            found: Any = device(asked)
+            measured: Any = device(options)
         else:
             with source_of(policy) as source:
-                found = servers(asked, source, (FLASK, GRPC) if group == "peers" else ())
-    text = json.dumps(found, indent=1)
-    if asked.out is None:
+                measured = servers(options, source, (FLASK, GRPC) if group == "peers" else ())
+    text = json.dumps(measured, indent=1)
+    if options.out is None:
         print(text)
     else:
-        asked.out.write_text(text + "\n")
+        options.out.write_text(text + "\n")
 
 
-def servers(asked: argparse.Namespace, source: str, others: tuple[str, ...]) -> dict[str, Any]:
+def servers(options: argparse.Namespace, source: str, others: tuple[str, ...]) -> dict[str, Any]:
     """Every measurement of each round, by number of robots and side; and robots at 20 Hz, by side."""
     exchange = load_exchange(source)
     with ExitStack() as stack:
@@ -105,20 +105,22 @@ def servers(asked: argparse.Namespace, source: str, others: tuple[str, ...]) -> 
         if openpi.serves_chunks(exchange.contract):
             places[ENDPOINT] = places[OURS]
         for like in (THEIRS, *others):
-            places[like] = stack.enter_context(other_server(asked.openpi, source, like))
+            places[like] = stack.enter_context(other_server(options.openpi, source, like))
         sides = sides_of(places, exchange)
         for side in sides.values():
-            side.ask(16, asked.seconds, None)  # warms up
-        found: dict[str, Any] = {"rounds": asked.rounds, "seconds": asked.seconds, "rows": rows(source, asked.rounds)}
-        print(found["rows"], flush=True)
-        found["hot"] = hot(sides, asked.rounds, asked.seconds)
-        found["20 Hz"] = most_in_time(sides, fastest(found["hot"]), asked.rounds)
-    return found
+            side.ask(16, options.seconds, None)  # warms up
+        network_ms = rows(source, options.rounds)
+        print(network_ms, flush=True)
+        hot_sides = hot(sides, options.rounds, options.seconds)
+        held = most_in_time(sides, fastest(hot_sides), options.rounds)
+    return {
+        "rounds": options.rounds, "seconds": options.seconds, "rows": network_ms, "hot": hot_sides, "20 Hz": held,
+    }  # fmt: skip
 
 
 def hot(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, Any]:
     """Figures of robots that ask again as soon as they are answered, by their number, side and round."""
-    found: dict[str, Any] = {}
+    by_robots: dict[str, Any] = {}
     for turn in range(rounds):
         for robots in ROBOTS:
             for name, side in in_turn(sides, turn):
@@ -130,18 +132,18 @@ def hot(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, Any
                     "server_ms": 1e3 * spent / max(1, told["answered"]), "errors": told["errors"],
                     "generator": (time.process_time() - ours) / took_s,
                 }  # fmt: skip
-                of_side = found.setdefault(str(robots), {}).setdefault(name, {})
+                rounds_of_side = by_robots.setdefault(str(robots), {}).setdefault(name, {})
                 for figure, value in figures.items():
-                    of_side.setdefault(figure, []).append(short(value))
+                    rounds_of_side.setdefault(figure, []).append(short(value))
                 print(turn, robots, name, f"{told['steps_per_s']:.0f}/s, p99 {told['p99_ms']:.1f} ms", flush=True)
-    return found
+    return by_robots
 
 
-def fastest(found: Mapping[str, Any]) -> dict[str, float]:
-    """The most steps per second of each side."""
+def fastest(crowds: Mapping[str, Any]) -> dict[str, float]:
+    """The most steps per second of each side, over the figures that :func:`hot` returns."""
     return {
-        name: max(float(np.median(of[name]["steps_per_s"])) for of in found.values())
-        for name in next(iter(found.values()))
+        name: max(float(np.median(sides[name]["steps_per_s"])) for sides in crowds.values())
+        for name in next(iter(crowds.values()))
     }
 
 
@@ -177,32 +179,32 @@ def rows(source: str, rounds: int) -> dict[str, list[float]]:
         pair = load_pair(source)
         assert pair.path is not None
         session, seen = open_session(pair.path / "target.onnx"), observations(pair.parts.spec.target, ROWS[-1])
-        feeds = {size: {name: np.stack([one[name] for one in seen[:size]]) for name in seen[0]} for size in ROWS}
+        feeds = {size: {name: np.stack([arrays[name] for arrays in seen[:size]]) for name in seen[0]} for size in ROWS}
         infer: Callable[[int], object] = lambda size: session.run(None, feeds[size])  # noqa: E731
     else:
         policy = load_policy(source).policy
-        windows = [window_of(one) for one in observations(policy.spec.observation, ROWS[-1])]
+        windows = [window_of(arrays) for arrays in observations(policy.spec.observation, ROWS[-1])]
         infer = lambda size: policy.infer_batch(windows[:size], [np.random.default_rng(n) for n in range(size)])  # noqa: E731
-    found: dict[str, list[float]] = {str(size): [] for size in ROWS}
+    spent_ms: dict[str, list[float]] = {str(size): [] for size in ROWS}
     for turn in range(rounds + 1):
         for size in ROWS:
             before, times = time.process_time(), max(1, ROWS[2] // size)
             for _ in range(times):
                 infer(size)
             if turn:
-                found[str(size)].append(short(1e3 * (time.process_time() - before) / (size * times)))
-    return found
+                spent_ms[str(size)].append(short(1e3 * (time.process_time() - before) / (size * times)))
+    return spent_ms
 
 
 def sides_of(places: Mapping[str, tuple[int, int]], exchange: Exchange[Any]) -> dict[str, Side]:
     """The sides by the ports and processes of their servers."""
     contract = exchange.contract
     seen = observations(contract.observation, 64)
-    requests = [Request(window_of(one), StepAddress(0, 0, 0, 0)) for one in seen]
+    requests = [Request(window_of(arrays), StepAddress(0, 0, 0, 0)) for arrays in seen]
     spoken = {
         OURS: workload_of(contract, requests=requests),
-        ENDPOINT: Workload("/", None, [openpi.encode(one) for one in seen], _answers),
-        THEIRS: Workload("/", None, [openpi.encode(one) for one in seen], _answers),
+        ENDPOINT: Workload("/", None, [openpi.encode(arrays) for arrays in seen], _answers),
+        THEIRS: Workload("/", None, [openpi.encode(arrays) for arrays in seen], _answers),
     }
 
     def socket(port: int, speech: Workload) -> Ask:
@@ -216,11 +218,11 @@ def sides_of(places: Mapping[str, tuple[int, int]], exchange: Exchange[Any]) -> 
 
     asks = {name: socket(port, spoken[name]) for name, (port, _) in places.items() if name in spoken}
     if FLASK in places:
-        bodies = [json_request(one) for one in seen]
+        bodies = [json_request(arrays) for arrays in seen]
         asks[FLASK] = other(lambda loop: HttpRobot(loop, places[FLASK][0], bodies))
     if GRPC in places:
-        arrays = [b"".join(value.tobytes() for value in one.values()) for one in seen]
-        asks[GRPC] = other(lambda loop: GrpcRobot(loop, places[GRPC][0], arrays))
+        messages = [b"".join(value.tobytes() for value in arrays.values()) for arrays in seen]
+        asks[GRPC] = other(lambda loop: GrpcRobot(loop, places[GRPC][0], messages))
     return {name: Side(places[name][1], ask) for name, ask in asks.items()}
 
 
@@ -267,7 +269,7 @@ def short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def device(asked: argparse.Namespace) -> dict[str, Any]:
+def device(options: argparse.Namespace) -> dict[str, Any]:
     """Wall and processor time [ms] on the device, of all its threads: requests, hot and at 20 Hz, and ``act``."""
     from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
@@ -278,7 +280,7 @@ def device(asked: argparse.Namespace) -> dict[str, Any]:
     eager = pair.composed(spec=msgspec.structs.replace(pair.parts.spec, execute=1))
     count = iter(range(10**9))
     with ExitStack() as stack:
-        at = [stack.enter_context(other_server(asked.openpi, policy))[0] for policy in ("ball", "ball#target")]
+        at = [stack.enter_context(other_server(options.openpi, policy))[0] for policy in ("ball", "ball#target")]
         codes, chunk = (stack.enter_context(started(policy)) for policy in ("ball", "ball#target"))
 
         def client(endpoint: Endpoint, exchange: Exchange[Any]) -> Client:
@@ -295,14 +297,14 @@ def device(asked: argparse.Namespace) -> dict[str, Any]:
             assert policy.record is not None and policy.record.outcome is not None
 
         def requests(target: RemoteTarget[Any]) -> Call:
-            windows = [window_of(one) for one in seen]
+            windows = [window_of(arrays) for arrays in seen]
 
-            def one() -> None:
+            def request() -> None:
                 number = next(count)
                 reply = target.submit(windows[number % 64], StepAddress(0, 0, 0, number)).result()
                 assert not isinstance(reply, Miss), reply
 
-            return one
+            return request
 
         def wanted(target: Any) -> Call:
             return lambda: target.infer(seen[next(count) % 64])
@@ -319,33 +321,33 @@ def device(asked: argparse.Namespace) -> dict[str, Any]:
                 "openpi infer": wanted(theirs),
             },
         }  # fmt: skip
-        found = {group: timed_in_rounds(calls, asked.rounds, asked.steps) for group, calls in groups.items()}
-    return {"requests": found, "act": acts(asked.rounds, 2 * asked.steps)}
+        times = {group: timed_in_rounds(calls, options.rounds, options.steps) for group, calls in groups.items()}
+    return {"requests": times, "act": acts(options.rounds, 2 * options.steps)}
 
 
 def acts(rounds: int, steps: int) -> dict[str, dict[str, list[float]]]:
     """``act`` over ``session.run`` in this process [ms]: medians of single calls, by kind of step and round."""
-    found: dict[str, dict[str, list[float]]] = {}
+    medians: dict[str, dict[str, list[float]]] = {}
     for _ in range(rounds):
         pair = load_pair("ball")
         for (_, step), calls in act.measure(pair, act.plain_gates(), steps).items():
             times, run = np.array(calls).T
             for name, value in (("act", times), ("run", run), ("over", times - run)):
-                found.setdefault(step, {}).setdefault(name, []).append(short(float(np.median(value))))
-    return found
+                medians.setdefault(step, {}).setdefault(name, []).append(short(float(np.median(value))))
+    return medians
 
 
 def timed_in_rounds(calls: dict[str, Call], rounds: int, steps: int) -> dict[str, Any]:
-    """What each round of :func:`timed` finds, by pace, call and kind of time; the first one warms up."""
-    found: dict[str, Any] = {}
+    """The times of each round of :func:`timed`, by pace, call and kind of time; the first round warms up."""
+    paces: dict[str, Any] = {}
     for pace, pause_s, count in (("hot", 0.0, steps), ("20 Hz", 1 / RATE_HZ, max(5, steps // 5))):
         for turn in range(rounds + 1):
             for name, times in timed(dict(in_turn(calls, turn)), count, pause_s).items():
-                of_call = found.setdefault(pace, {}).setdefault(name, {"wall": [], "cpu": []})
-                for kind, value in zip(of_call, times, strict=True):
-                    of_call[kind] += [short(value)] if turn else []
-        print(pace, {name: of_call["wall"][-1] for name, of_call in found[pace].items()}, flush=True)
-    return found
+                call = paces.setdefault(pace, {}).setdefault(name, {"wall": [], "cpu": []})
+                for kind, value in zip(call, times, strict=True):
+                    call[kind] += [short(value)] if turn else []
+        print(pace, {name: call["wall"][-1] for name, call in paces[pace].items()}, flush=True)
+    return paces
 
 
 def timed(calls: dict[str, Call], steps: int, pause_s: float) -> dict[str, list[float]]:

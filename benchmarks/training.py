@@ -36,9 +36,9 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, nargs="?", default=Path("recipes/ball.toml"))
     parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--rounds", type=int, default=2, help="of whole runs; 0 for none")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = load_recipe(given.recipe, CodesRecipe)
+    recipe = load_recipe(options.recipe, CodesRecipe)
     recipe = structs.replace(
         recipe,
         generate_episodes=min(recipe.generate_episodes, EPISODES),
@@ -46,10 +46,10 @@ def main() -> None:
         policies={name: recipe.policies[name] for name in ("target", "draft")},
         bundles={},
     )
-    print(f"{given.recipe.stem}, one thread for each stage, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
-    speeds(recipe, given.data)
-    if given.rounds:
-        wall(recipe, given.data, given.rounds)
+    print(f"{options.recipe.stem}, one thread for each stage, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    speeds(recipe, options.data)
+    if options.rounds:
+        wall(recipe, options.data, options.rounds)
 
 
 def speeds(recipe: CodesRecipe, data: Path) -> None:
@@ -63,16 +63,16 @@ def speeds(recipe: CodesRecipe, data: Path) -> None:
         for name, policy in recipe.policies.items():
             variants = {bfloat16: variant(work, name, bfloat16) for bfloat16 in (True, False)}
             steps = max(1, round(SECONDS_A_ROUND * rate(variants[True], 3)))
-            found: dict[bool, list[float]] = {which: [] for which in variants}
+            rounds: dict[bool, list[float]] = {bfloat16: [] for bfloat16 in variants}
             for _ in range(ROUNDS):
-                for which, stage in variants.items():
-                    found[which].append(rate(stage, steps))
-            before = np.array(found[True])
-            for bfloat16, rates in found.items():
+                for bfloat16, stage in variants.items():
+                    rounds[bfloat16].append(rate(stage, steps))
+            first = np.array(rounds[True])
+            for bfloat16, rates in rounds.items():
                 print(
                     f"{name:8} width {policy.width:4}  {'bfloat16' if bfloat16 else 'float32 '}  "
                     f"{np.median(rates):7.1f} steps/s  "
-                    f"{np.median(np.array(rates) / before):5.2f} times"
+                    f"{np.median(np.array(rates) / first):5.2f} times"
                 )
 
 
@@ -97,15 +97,15 @@ def wall(recipe: CodesRecipe, data: Path, rounds: int) -> None:
     """Prints the time of complete short runs, process start included."""
     policies = {name: structs.replace(policy, steps=SHORT[name]) for name, policy in recipe.policies.items()}
     short = structs.replace(recipe, policies=policies)
-    found: dict[int, list[float]] = {1: [], 2: []}
+    seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(rounds):
-        for jobs, times in found.items():
+        for jobs, times in seconds.items():
             with tempfile.TemporaryDirectory() as folder:
                 started = time.perf_counter()
                 train(short, data, Path(folder) / "run", lambda *told: None, jobs=jobs)
                 times.append(time.perf_counter() - started)
-    for jobs, times in found.items():
-        ratio = np.median(np.array(times) / np.array(found[1]))
+    for jobs, times in seconds.items():
+        ratio = np.median(np.array(times) / np.array(seconds[1]))
         print(f"{' + '.join(f'{steps} {name}' for name, steps in SHORT.items())} steps, {jobs} at a time: "
               f"{np.median(times):.1f} s, {ratio:.2f} of the time")  # fmt: skip
 

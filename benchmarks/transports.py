@@ -49,30 +49,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.serve:
-        server, work, port = asked.serve
+    options = parser.parse_args()
+    if options.serve:
+        server, work, port = options.serve
         logging.disable()  # robots hang up without a word
         (uvloop.run if "uvloop" in server else asyncio.run)(serve_with(server, answer_of(work), int(port)))
         return
-    found: dict[str, Any] = {work: {} for work in WORK}
+    measured: dict[str, Any] = {work: {} for work in WORK}
     with ExitStack() as stack, core(1):
         places = {}
-        for at in ((work, server) for work in WORK for server in SERVERS):
-            command = lambda port, at=at: [sys.executable, __file__, "--serve", at[1], at[0], str(port)]  # noqa: E731
-            places[at] = stack.enter_context(listening(command))[0]
-        for turn in range(asked.rounds):
+        for place in ((work, server) for work in WORK for server in SERVERS):
+            words = [sys.executable, __file__, "--serve", *reversed(place)]
+            places[place] = stack.enter_context(listening(lambda port, words=words: [*words, str(port)]))[0]
+        for turn in range(options.rounds):
             for robots in ROBOTS:
                 for (work, server), port in in_turn(places, turn):
-                    load = run_load(port, Workload("/", None, [MESSAGE], bool), robots, asked.seconds, None)
-                    rows = found[work].setdefault(server, {}).setdefault(str(robots), [])
+                    load = run_load(port, Workload("/", None, [MESSAGE], bool), robots, options.seconds, None)
+                    rows = measured[work].setdefault(server, {}).setdefault(str(robots), [])
                     rows.append(short(load.summary()["steps_per_s"]))
-            print(turn, {work: {name: of["16"][-1] for name, of in found[work].items()} for work in WORK}, flush=True)
+            print(
+                turn,
+                {work: {name: rounds["16"][-1] for name, rounds in measured[work].items()} for work in WORK},
+                flush=True,
+            )
         clients = clients_of(places["echo", SERVERS[0]], stack)
-        found["clients"] = timed_in_rounds(clients, asked.rounds, asked.steps)
-    print(found["clients"])
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+        measured["clients"] = timed_in_rounds(clients, options.rounds, options.steps)
+    print(measured["clients"])
+    if options.out is not None:
+        options.out.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def answer_of(work: str) -> Answer:

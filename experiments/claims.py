@@ -38,11 +38,11 @@ def claims_table(facts: Mapping[str, Metrics]) -> str:
     papers = list(dict.fromkeys(row["paper"] for row in rows))
     rows.sort(key=lambda row: (papers.index(row["paper"]), VERDICTS.index(row["kind"])))
     cells = "{paper} | {claim} | **{verdict}** | {number} | [{report}]({report}.md)"
-    return Table("", "", "paper | claim | verdict | number | report", cells, rows).markdown("").partition("\n\n")[0]
+    return Table("", "", "paper | claim | verdict | number | report", cells, rows).grid()
 
 
 def stored_claims(name: str) -> list[dict[str, Any]]:
-    """Those of a report."""
+    """The claims that a report tests."""
     file = Path(__file__).with_name(name) / "claims.toml"
     return list(tomllib.loads(file.read_text())["claim"]) if file.exists() else []
 

@@ -45,10 +45,11 @@ def add_series(
     """Draws methods, each with 95 % intervals and its name at the right edge, in the height of its last point.
 
     Args:
-        series: points of each method, which choose its colour by its name.
+        series: points of each method, which choose its colour by its name; one without points is left out.
         x, y: what the axes are, in words, with the unit.
         names, lead: what to write instead of a method's name, and whether with a line to its point.
     """
+    series = {method: points for method, points in series.items() if points}
     assert len(series) <= MOST, f"{len(series)} series in one picture; at most {MOST} can be told apart"
     ends = []
     for method, unordered in series.items():

@@ -40,7 +40,7 @@ CPUINFO = Path("/proc/cpuinfo")
 KEPT = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
 # Times that an evaluation need not measure, because they are not used.
 UNTIMED: dict[str, Any] = dict.fromkeys(("draft_ms", "gate_ms", "head_ms", "target_ms"), 1.0)
-# In the folder of a cell, written when it is finished, and how it was measured; and in that of the run.
+# Files: the result of a finished cell, how the cell was measured, and the settings of the run.
 CELL, STAMP, RUN = "cell.json", "stamp.json", "run.json"
 
 # Results of an experiment's cells: that of ``a/b/c`` is ``["a"]["b"]["c"]``, stored in the file ``results/a.json``.
@@ -68,7 +68,7 @@ class Run:
     update: Callable[[str, int, int], None] = lambda stage, done, total: None
 
     def few(self, count: int) -> int:
-        """A number of episodes, or two."""
+        """The number of episodes to run: so many, or at most two in a quick run."""
         return min(2, count) if self.quick else count
 
     def result(self, cell: str) -> Any:
@@ -83,7 +83,7 @@ class Run:
         return json.loads(file.read_text())
 
     def needed(self, what: str) -> Path:
-        """The folder of data.
+        """The folder of data, which holds ``what`` a cell needs.
 
         Raises:
             ConfigError: if none was given.
@@ -99,7 +99,7 @@ class Cell:
 
     Attributes:
         name: of its folder, below the run's.
-        work: does it in that folder, resuming what is there; returns what is kept, as plain values.
+        work: does the work in that folder, where it resumes what is there, and returns the result as plain values.
     """
 
     name: str
@@ -201,7 +201,7 @@ class Experiment:
 
 
 def drawn(picture: Picture) -> bytes:
-    """A figure as SVG, or a film as GIF, the same one each time."""
+    """A figure as SVG, or a film as GIF; the same bytes each time."""
     file, content = Path(picture.file), io.BytesIO()
     with style(), mpl.rc_context({"svg.hashsalt": file.stem}):
         picture.draw().savefig(content, format=file.suffix[1:], metadata={"Date": None})
@@ -236,7 +236,7 @@ def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] | Non
 
 
 def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str] | None = KEPT) -> dict[str, Any]:
-    """What is kept of an evaluation's summary, None for all; with ``run.quick`` it has two episodes."""
+    """Runs an evaluation, in a quick run with two episodes; returns the ``kept`` parts of its summary, None for all."""
     if run.quick:
         evaluation = replace(evaluation, episodes=2, shard=2, calibration_episodes=2, demonstrations=2)
     summary = evaluate(evaluation, folder, run.update, run.pool, command=" ".join(sys.argv))
@@ -248,6 +248,21 @@ def specact(*words: object, folder: Path | None = None, **environment: str) -> s
     command = [sys.executable, "-m", "specact", *map(str, words)]
     variables = os.environ | environment
     return subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True).stdout
+
+
+def trained(recipe: str, folder: Path, run: Run, *options: object) -> Path:
+    """The bundle that a recipe, given as its text, trains in the folder of a cell."""
+    file = folder.resolve() / "recipe.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(recipe)
+    specact("train", file, "--out", file.with_name("run"), "--jobs", run.pool.workers, *options, folder=ROOT)
+    return bundle_in(folder)
+
+
+def bundle_in(folder: Path) -> Path:
+    """The bundle that :func:`trained` made in a folder."""
+    (bundle,) = (folder.resolve() / "run" / "bundles").iterdir()
+    return bundle
 
 
 def made_pair(path: Path, draft: str, target: str, **settings: Any) -> str:

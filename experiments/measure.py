@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,12 @@ from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import Interval, contrast, holm, mean_interval
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.types import StepRecord
+from specact.wire.exchange import Contract
+
+CONNECT_S = 60.0
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -60,6 +66,14 @@ def slowed(work: Callable[..., T], seconds: Callable[..., float]) -> Callable[..
     return slow
 
 
+@contextmanager
+def connected(port: int, contract: Contract, name: str) -> Iterator[Client]:
+    """A client that is connected to a server of this machine."""
+    with Client(Endpoint("ws", "127.0.0.1", port), contract, name) as client:
+        client.connect(CONNECT_S)
+        yield client
+
+
 def target_path(
     pair: Pair[Any],
     env: str,
@@ -95,7 +109,7 @@ def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[fl
     """
     costs = {}
     for name, spent in seconds.items():
-        # Of logarithms, because one outlier would dominate the mean of ratios.
+        # The mean of logarithms, because one outlier would dominate the mean of ratios.
         ratio = mean_interval(np.log(spent) - np.log(baseline))
         low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
         costs[name] = {
@@ -116,6 +130,16 @@ def outcomes(folder: Path, method: str, column: str = "success") -> np.ndarray:
     return np.asarray(table[column][np.argsort(table["episode"])], np.float64)
 
 
+def to_digits(outcomes: Iterable[Any]) -> str:
+    """Outcomes as stored results have them: one digit for each, 1 for a success."""
+    return "".join(str(int(outcome)) for outcome in outcomes)
+
+
+def from_digits(digits: str) -> NDArray[np.float64]:
+    """The outcomes that :func:`to_digits` wrote."""
+    return np.array([float(digit) for digit in digits])
+
+
 def paired(values: Mapping[Any, np.ndarray], pairs: Sequence[tuple[Any, Any]]) -> list[dict[str, Any]]:
     """Paired contrasts ``first``, ``second``, ``difference``, ``p``, ``test``, and ``p_holm`` over all of them.
 
@@ -132,7 +156,7 @@ def paired(values: Mapping[Any, np.ndarray], pairs: Sequence[tuple[Any, Any]]) -
 
 
 def largest_p(contrasts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Contrasts that were stored with Holm's correction alone, with the largest p before it that it allows."""
+    """Contrasts that were stored with corrected p alone, each with the largest p before Holm's correction."""
     rows = sorted(contrasts, key=lambda row: row["p_holm"])
     before = (1.0 if row["p_holm"] >= 1.0 else row["p_holm"] / (len(rows) - at) for at, row in enumerate(rows))
     return [{"p": p, **row} for row, p in zip(rows, before, strict=True)]

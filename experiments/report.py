@@ -56,15 +56,17 @@ class Table:
     rows: Sequence[Metrics] = ()
     across: str = ""
 
-    def markdown(self, link: str) -> str:
+    def grid(self) -> str:
+        """The rows alone."""
         heads, rows = [head.strip() for head in self.heads.split("|")], [fields(self.cells, row) for row in self.rows]
         if self.across:
             grid = {(name, column): cell for name, column, cell in (fields(self.across, row) for row in self.rows)}
             names, columns = (list(dict.fromkeys(key[axis] for key in grid)) for axis in (0, 1))
             heads, rows = ["", *columns], [[name, *(grid.get((name, at), "") for at in columns)] for name in names]
-        lines = [heads, ["---"] * len(heads), *rows]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{body}\n\n*{self.about}* [CSV]({link})"
+        return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows))
+
+    def markdown(self, link: str) -> str:
+        return f"{self.grid()}\n\n*{self.about}* [CSV]({link})"
 
     def csv(self, stamp: str) -> str:
         """All digits, below a line that says where they come from."""
@@ -78,7 +80,7 @@ class Table:
         return text.getvalue()
 
     def html(self, link: str) -> str:
-        """As part of the page of all tables; of a long one the link to its file."""
+        """A section of the page of all tables: the table, or the link to its file if it is long."""
         if not self.heads or len(self.rows) > LONG:
             about = _plain(self.about)
             return f'<section><p>{about} <a href="{link}">{len(self.rows):,} rows, CSV</a></p></section>'
@@ -104,8 +106,8 @@ class Report:
         tables: all of them; those that the prose names stand on the page, the others in their files alone.
         facts: what the prose names.
         pictures: of the page.
-        elsewhere: provenance of cells of other experiments that it shows.
-        also: other files that are made of the results, and their text.
+        elsewhere: provenance of cells of other experiments that the report shows.
+        also: text of further files that are made from the results, by file.
     """
 
     tables: Sequence[Table]
@@ -126,11 +128,11 @@ class Report:
         text = filled(prose, {**self.facts, "tables": tables})
         stamps = grouped({**self.elsewhere, **provenance})
         measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, stamps)
-        lines = measured.markdown("").partition("\n\n")[0]
         stamp = f"specact, experiment {name}: " + "; ".join(" ".join(fields(_STAMP, row)) for row in measured.rows)
         page = (
             f"{text.rstrip()}\n\n## How it was measured\n\n`python -m experiments {name} run --out results/{name}`; "
-            f"`table` stores what it finds, `page` writes this page. [All tables](tables/{name}.html).\n\n{lines}\n"
+            f"`table` stores what it finds, `page` writes this page. [All tables](tables/{name}.html).\n\n"
+            f"{measured.grid()}\n"
         )
         body = "\n".join(table.html(f"{name}/{table.name}.csv") for table in [*self.tables, measured])
         return {
@@ -211,7 +213,7 @@ def significant(rows: Iterable[Metrics], sign: int = 0) -> list[Metrics]:
 
 
 def under(on: str, rows: Iterable[Metrics], measure: str = "success") -> list[dict[str, Any]]:
-    """Contrasts with the pair and condition that they are of."""
+    """Contrasts, each with the pair and condition that it was measured on."""
     return [{**row, "on": on, "measure": measure} for row in rows]
 
 
@@ -274,7 +276,7 @@ def verdict(contrast: Metrics) -> str:
 
 
 def span(values: Iterable[float]) -> tuple[float, float]:
-    """The least and the most."""
+    """The smallest and the largest value."""
     ordered = sorted(values)
     return ordered[0], ordered[-1]
 
@@ -286,7 +288,7 @@ def ends(interval: Metrics) -> tuple[float, float]:
 
 
 def named(values: Mapping[str, Metrics]) -> list[dict[str, Any]]:
-    """Rows that know their names."""
+    """The values as rows, each with its name."""
     return [{"name": name, **row} for name, row in values.items()]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,7 @@ DRAFTS = {"": "", "distilled": ", distilled draft", "undertrained": ", under-tra
 RUNS = {"unlimited": ", no limit on skips", "time": ", over sockets"}
 # Methods that look at more than ADAHI does; their contrasts stand in the report of the gates.
 GATES = {"uncertainty", "learned", "learned_action", "oracle", "oracle_action", "random_learned", "head_random"}
-PAPER: dict[str, dict[str, Any]] = {
-    "kitchen": {"adahi": 0.394, "hybrid": 0.430, "draft": 0.060, "target": 0.430, "random": 0.325, "sent": 0.543,
-                "skips": (0.607, 0.539), "mse": (1.640, 1.630, 1.623, 1.998, 2.419)},
-    "ball": {"adahi": 0.811, "hybrid": 0.834, "draft": 0.001, "target": 0.850, "random": 0.726, "sent": 0.603,
-             "skips": (0.553, 0.343), "mse": (None,) * 5},
-    "swarm": {"adahi": 0.294, "hybrid": 0.295, "draft": 0.065, "target": 0.303, "random": 0.230, "sent": 0.591,
-              "skips": (0.504, 0.395), "mse": (1.2434, 1.2359, 1.2342, 2.1291, 3.9010)},
-}  # fmt: skip
-PAPER_SAVED = 0.392  # of hybrid's time on ball
+PAPER = tomllib.loads(Path(__file__).with_name("paper.toml").read_text())
 SHOWN = ("adahi", "hybrid", "target", "random", "draft")
 _NAMES = "ADAHI | hybrid | target | random | draft"
 
@@ -74,8 +68,13 @@ def where(tests: Sequence[Metrics], first: str | tuple[str, ...], second: str, s
     pairs: dict[str, list[str]] = {}
     for row in tests:
         pair, comma, ending = row["on"].partition(",")
-        of_these = row["first"] in firsts and row["second"] == second and comma + ending in (endings or (", rate 0.6",))
-        if of_these and row["p_holm"] < 0.05 and row["difference"] * sign >= 0:
+        compared = row["first"] in firsts and row["second"] == second
+        if (
+            compared
+            and comma + ending in (endings or (", rate 0.6",))
+            and row["p_holm"] < 0.05
+            and row["difference"] * sign >= 0
+        ):
             pairs.setdefault(pair, []).append(row["measure"])
     texts = [f"`{pair}`" + (" (score)" if measures == ["score"] else "") for pair, measures in pairs.items()]
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts) or "no pair"
@@ -98,9 +97,9 @@ def tables_of(study: Study, tabled: Mapping[str, Metrics]) -> list[Table]:
     for pair, summary in tabled.items():
         methods, measure = summary["methods"], measures_of(summary)[-1]
         if pair in PAPER:
-            row = PAPER[pair]
-            paper.append({"name": f"{pair}, paper", **{key: row[key] for key in SHOWN}, "sent": row["sent"]})
-            errors.append({"name": f"{pair}, paper", **dict(zip(SHOWN, row["mse"], strict=True))})
+            row, name = PAPER[pair], f"{pair}, paper"
+            paper.append({"name": name, **{key: row[key] for key in SHOWN}, "sent": row["sent"]})
+            errors.append({"name": name, **{key: row["mse"].get(key) for key in SHOWN}})
         here, sent = f"{pair}, here", methods["adahi"]["sent"]
         paper.append({"name": here, **{key: methods[key]["success"]["rate"] for key in SHOWN}, "sent": sent})
         errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
@@ -202,7 +201,7 @@ def report(results: Mapping[str, Any]) -> Report:
         "kept": span(row["kept"] for row in by.values()),
         "claimed": span(row["adahi"] / row["hybrid"] for row in PAPER.values()),
         "saved": span(row["saved"] for row in by.values()), "sockets": span(sockets.values()),
-        "claimed_saved": PAPER_SAVED, "skips": span(row["skips"] for row in by.values()),
+        "claimed_saved": PAPER["ball"]["saved"], "skips": span(row["skips"] for row in by.values()),
         "claimed_skips": span(100 * (adahi - random) for adahi, random in (row["skips"] for row in PAPER.values())),
         "lowest": min(ranks, key=lambda pair: ranks[pair]), "highest": max(ranks, key=lambda pair: ranks[pair]),
         "rank": span(ranks.values()), "errors": max(row["random"] / row["adahi"] - 1 for row in mse.values()),

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from experiments.budget import tables
 from experiments.grid import ROOT, Cell, Results, Run, evaluated
-from experiments.measure import outcomes
+from experiments.measure import outcomes, to_digits
 from experiments.report import Report
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
@@ -62,16 +62,13 @@ DRAFTS = {
     # Encoders of their own, which see half the pixels; the recipe's draft uses the target's, and so does not fit a
     # smaller budget. Sixteen times the parameters would take more time than the target.
     "pusht-camera": Drafts(
-        (16, 32, 64),
-        (
+        (16, 32, 64), (
             {"pixels": 48, "channels": (16, 32, 32, 32), "keypoints": 16, "width": 112},
             {"pixels": 48},
             {"pixels": 48, "channels": (64, 128, 128, 128), "keypoints": 64, "width": 512},
-        ),
-        base="draft_camera",
-        seeds=(1, 2),
+        ), base="draft_camera", seeds=(1, 2),
     ),
-}
+}  # fmt: skip
 # The pairs that come with the package whose targets differ, with the drafts of those that have none of their own.
 TARGETS = {
     "ball": None, "swarm": None, "pusht": None, "pusht-camera": None, "peg": None, "kitchen": None, "relocate": None,
@@ -107,7 +104,7 @@ class Draft:
         return base / f"distil-{NAMES[self.size]}" if self.distilled else base / "train"
 
 
-# Those that share a target follow each other: a machine that is lost takes one target with it.
+# Drafts that share a target follow each other: a machine that is lost takes one target with it.
 TRAINED = [
     Draft(task, seed, size, distilled)
     for seed in range(1, 6) for task, drafts in DRAFTS.items() if seed in drafts.seeds
@@ -154,11 +151,11 @@ def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Ite
     """A row for each method: who won which episode, as a letter 1 or 0."""
     summary = evaluated(evaluation, folder, run)
     for method, metrics in summary["methods"].items():
-        won = "".join(str(int(won)) for won in outcomes(folder, method))
-        asked = float(method in ("hybrid", TARGET)) if folder.name == "ends" else evaluation.rate
+        won = to_digits(outcomes(folder, method))
+        rate = float(method in ("hybrid", TARGET)) if folder.name == "ends" else evaluation.rate
         about = {"task": draft.task, "draft": "" if method == TARGET else draft.about}
         sent = metrics["sent"]
-        yield {**about, "method": method, "asked": asked, "seeds": {str(draft.seed): {"rate": sent, "successes": won}}}
+        yield {**about, "method": method, "asked": rate, "seeds": {str(draft.seed): {"rate": sent, "successes": won}}}
         if method == TARGET:
             seeds = {str(draft.seed): {"rate": 0.0, "successes": won}}
             yield {**about, "method": "target_on_device", "asked": 0.0, "seeds": seeds}

@@ -23,7 +23,7 @@ Kept = Mapping[str, Any]
 # Device budgets that the advice is given for, as shares of the target's time.
 BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 SIZES = ("1/4", "1", "4", "16")
-# Of the picture, with the rate asked for.
+# Methods of the picture, each at this rate.
 DRAWN = {
     "draft": 0.0, "head_draft": 0.0, "random_learned": 0.4, "adahi": 0.4, "learned": 0.4, "hybrid": 1.0,
     "target_on_device": 0.0,
@@ -58,7 +58,7 @@ def study_ways(results: Kept, task: str, *, paired: bool = False) -> list[Way]:
 
 
 def advice_of_package(by_task: Mapping[str, Sequence[Way]]) -> str:
-    """By task the recommendation from each share of the target's time on, as JSON."""
+    """For each task the recommendation from each share of the target's time on, as JSON."""
     advised: dict[str, list[list[Any]]] = {task: [] for task in by_task}
     for task, ways in by_task.items():
         for share in sorted({way.cost for way in ways}):
@@ -87,14 +87,14 @@ def gate_tests(by_task: Mapping[str, Sequence[Way]]) -> list[dict[str, Any]]:
     tests = []
     for task, of_task in by_task.items():
         ways = {(way.draft, way.method, way.asked): way for way in of_task}
-        for (draft, gate, asked), way in ways.items():
+        for (draft, gate, rate), way in ways.items():
             if gate in ("adahi", "uncertainty", "learned"):
-                of_adahi = ways.get((draft, "random", asked)) if gate == "adahi" else None
-                chance = of_adahi or ways[draft, "random_learned", asked]
+                of_adahi = ways.get((draft, "random", rate)) if gate == "adahi" else None
+                chance = of_adahi or ways[draft, "random_learned", rate]
                 gained, p = behind(chance, way), contrast(outcomes(way), outcomes(chance)).p
                 assert gained is not None
                 tests.append({
-                    "on": f"{task}, {draft}, rate {asked:g}", "measure": "success", "first": gate,
+                    "on": f"{task}, {draft}, rate {rate:g}", "measure": "success", "first": gate,
                     "second": chance.method, "p": p, "difference": vars(gained), "draft": draft.rpartition("x")[2],
                 })  # fmt: skip
     sizes = [row["draft"] for row in tests]

@@ -215,10 +215,8 @@ def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:
     for life in LIVES:
         if life.env == env and life.held and life.drift != "link":
             rows = dict(np.load(run.out / life.cell / "rows.npz"))
-            half, skip = len(rows["kept"]) // 2, rows["would_skip"] > 0
-            held[life.drift, life.robot] = [
-                rows["kept"][part][skip[part]] for part in (slice(0, half), slice(half, None))
-            ]
+            kept, skip, half = rows["kept"], rows["would_skip"] > 0, len(rows["kept"]) // 2
+            held[life.drift, life.robot] = kept[:half][skip[:half]], kept[half:][skip[half:]]
     calm = np.concatenate([before for before, _ in held.values()])
     false, audits, samples = 0, 0, 5 if run.quick else 100
     for _ in range(samples):
@@ -237,7 +235,7 @@ def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:
 
 
 def audited(values: np.ndarray, rng: np.random.Generator) -> list[float]:
-    """Those that an audit met."""
+    """The values of the steps that an audit happens to verify."""
     return list(values[rng.random(len(values)) < AUDIT_RATE].tolist())
 
 
@@ -307,7 +305,6 @@ def report(results: Results) -> Report:
               "pair | audits of a life | false alarms in 100 lives | promised at most | noise | a worse draft",
               "{name} | {audits:.0f} | {false_alarms} | {promised_at_most:.3f} | {noise_delay[0]:.0f} "
               "| {draft_delay[0]:.0f}", named(alarms)),
-        Table("lives", "Every robot; values before and after the change.",
-              rows=lives),
+        Table("lives", "Every robot; values before and after the change.", rows=lives),
     ]  # fmt: skip
     return Report(tables, facts)

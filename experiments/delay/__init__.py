@@ -1,7 +1,7 @@
 """Delay: chunks that can be played d control steps after their observation, while the goal moves on.
 
-Every method asks as often: every four control steps, or d where a reply takes longer. Another method is one more entry
-of :data:`METHODS`, whatever runs an :class:`~specact.lab.rollout.episode.Episode`.
+All methods ask equally often: every four control steps, or every d where a reply takes longer. To add a method, add an
+entry to :data:`METHODS`; it is anything that runs an :class:`~specact.lab.rollout.episode.Episode`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 
 from experiments.delay import corrected
 from experiments.delay.corrected import CORRECTED, GATES, ON_LIBERO, PUSHED, UNCORRECTED, Corrected
-from experiments.delay.worlds import BASE, DELAYS, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
+from experiments.delay.worlds import DELAYS, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, World, made, played
 from experiments.figures import add_series, points_of
-from experiments.grid import ROOT, Cell, Results, Run, specact
+from experiments.grid import ROOT, Cell, Results, Run, bundle_in, trained
+from experiments.measure import from_digits
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family
 from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.flow import FlowPolicy, load_flow
@@ -31,34 +32,34 @@ from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import contrast
 from specact.lab.rollout.timed import Route
 
-STEPS, CHUNK, TRAINED = 5, 16, "ball-chase-rtc"
+STEPS, CHUNK = 5, 16
+_BALL = WORLDS["success"].name
+Row = dict[str, Any]  # a cell, as the tables have it
 RECIPE = ROOT / "recipes" / "flow-ball-chase-rtc.toml"
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A chunk policy alone, whose chunks are executed in this way; ``guided`` also if it was trained for delays.
+    """A chunk policy alone, the world's or one that is trained for delays, whose chunks are executed in this way.
 
-    ``every``: control steps between two requests, in place of the trial's; ``steps``: of the flow.
+    Attributes:
+        needs: the cell of its training, if it is not a bundle of the package.
+        guided: whether it is guided although it was trained for delays.
+        every: control steps between two requests, in place of the trial's.
+        steps: of the flow.
     """
 
     about: str
     kind: Kind
-    bundle: str = BASE
+    needs: str = ""
     guided: bool = False
     delays: tuple[int, ...] = DELAYS
-    training: int = 0
     every: int = 0
     steps: int = STEPS
 
-    @property
-    def needs(self) -> str:
-        """The cell of its training, if it is not a bundle of the package."""
-        return {TRAINED: f"trainings/{self.training}" if self.training else "training"}.get(self.bundle, "")
-
     def run(self, trial: Trial) -> Episode:
         """The episode, which asks at the trial's cadence, but for a robot that waits."""
-        policy, world = _policy(self, trial.out), made(trial.world)
+        policy, world = _policy(self, trial.world, trial.out), made(trial.world)
         latency: Callable[[float], float] | float = trial.delay * world.period_s
         if trial.place in RECORDED:
             latency = Route(trial.recorded, 0, 0, np.random.default_rng(0)).latency(INFERENCE_S)
@@ -72,50 +73,49 @@ class Alone:
 
 
 DEVICE = Alone("control: the target on the device, in one step", "synchronous", delays=(0,), steps=1)
-KINDS: dict[str, Kind] = {"append": "append", "aligned": "aligned", "rtc": "rtc"}
+KINDS = ("append", "aligned", "rtc")
 METHODS: dict[str, Alone | Corrected] = {
     "synchronous": Alone("waits for every chunk, and so asks less often", "synchronous"),
     "append": Alone("the next chunk follows the current one", "append"),
     "aligned": Alone("every action is played at its time", "aligned"),
     "roll_forward": Alone("append, from the robot's state as it will be; without fine-tuning", "roll_forward"),
     "rtc": Alone("real-time chunking by guidance", "rtc"),
-    "rtc_trained": Alone("training-time real-time chunking", "rtc", TRAINED),
-    "aligned_trained": Alone("control: the same weights, aligned", "aligned", TRAINED),
-    "guided_trained": Alone("control: the same weights, by guidance", "rtc", TRAINED, guided=True),
-    "rtc_trained_1": Alone("training-time real-time chunking, second training", "rtc", TRAINED, False, (2, 4), 1),
-    "rtc_trained_2": Alone("third training", "rtc", TRAINED, False, (2, 4), 2),
+    "rtc_trained": Alone("training-time real-time chunking", "rtc", "training"),
+    "aligned_trained": Alone("control: the same weights, aligned", "aligned", "training"),
+    "guided_trained": Alone("control: the same weights, by guidance", "rtc", "training", guided=True),
+    "rtc_trained_1": Alone("training-time real-time chunking, second training", "rtc", "trainings/1", delays=(2, 4)),
+    "rtc_trained_2": Alone("third training", "rtc", "trainings/2", delays=(2, 4)),
     "device": DEVICE,
     **CORRECTED,
 }
 _STILL = ("synchronous", *KINDS, "rtc_trained", "device", "corrected_hidden", "draft_hidden", "draft")
-_PUSHED = {name: Alone("", kind, WORLDS["pusht"].base) for name, kind in KINDS.items()} | {
-    "device": replace(DEVICE, bundle=WORLDS["pusht"].base)
-}
-_FLOW = WORLDS["libero"].base
-_OFTEN = {
-    "aligned_1": Alone("control: aligned, asks every step", "aligned", WORLDS["pusht"].base, delays=(0,), every=1)
-}
-_SLOWER = {"aligned_8": Alone("control: aligned, asks every eight steps", "aligned", _FLOW, delays=(4,), every=8)}
-_LIBERO = {"synchronous": Alone("", "synchronous", _FLOW, delays=(0, 4, 8)), **_SLOWER} | {
-    name: Alone("", kind, _FLOW, delays=(0, 4, 8) if name == "rtc" else (4, 8)) for name, kind in KINDS.items()
-}
-_ARM = WORLDS["metaworld"].base
-_ON_ARM = {"synchronous": Alone("", "synchronous", _ARM, delays=(0, 2, 4)), "device": replace(DEVICE, bundle=_ARM)} | {
-    name: Alone("", kind, _ARM, delays=(2, 4)) for name, kind in KINDS.items()
-}
+_OFTEN = {"aligned_1": Alone("control: aligned, asks every step", "aligned", delays=(0,), every=1)}
+_SLOWER = {"aligned_8": Alone("control: aligned, asks every eight steps", "aligned", delays=(4,), every=8)}
 _LINKED = (*KINDS, "rtc_trained", "corrected_hidden", "draft_hidden", "corrected", "draft")
-# By world and link.
+
+
+def _at(delays: tuple[int, ...], *names: str) -> dict[str, Alone | Corrected]:
+    """Some of the methods at these delays alone."""
+    return {name: replace(METHODS[name], delays=delays) for name in names}
+
+
+# The methods that are played at each place: a world, or a recorded link.
 PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
     "success": METHODS,
     "still": {name: METHODS[name] for name in _STILL},
-    "pusht": {**_PUSHED, **_OFTEN, **PUSHED},
-    "metaworld": {**_ON_ARM, **corrected.ON_METAWORLD},
-    "libero": {**_LIBERO, **ON_LIBERO},
+    "pusht": {name: METHODS[name] for name in (*KINDS, "device")} | _OFTEN | PUSHED,
+    "metaworld": {
+        **_at((0, 2, 4), "synchronous"), "device": DEVICE, **_at((2, 4), *KINDS), **corrected.ON_METAWORLD,
+    },
+    "libero": {
+        **_at((0, 4, 8), "synchronous"), **_SLOWER, **_at((4, 8), "append", "aligned"), **_at((0, 4, 8), "rtc"),
+        **ON_LIBERO,
+    },
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
-}
-# Control steps between two requests: the best of these was chosen on so many other episodes.
+}  # fmt: skip
+# Methods whose own best cadence is found: of these control steps between two requests, on so many other episodes.
 PACED, TRIED, CHOSEN = ("append", "aligned", "rtc", "rtc_trained", "corrected_hidden"), (2, 4, 6, 8, 12), 30
-# Each against the simplest that repairs a delay; what was trained for delays also against its controls.
+# Every method is compared to the simplest that repairs a delay; what was trained for delays also to its controls.
 RIVALS = [(method, "aligned") for method in METHODS if method not in ("synchronous", "aligned")]
 RIVALS += [("rtc_trained", other) for other in ("rtc", "aligned_trained", "guided_trained")]
 RIVALS += [("corrected", other) for other in ("rtc_trained", "a2c2", "draft")]
@@ -124,7 +124,7 @@ RIVALS += [("corrected_camera", other) for other in ("aligned", "draft_camera", 
 RIVALS += [("corrected_camera", "corrected_hidden")]
 RIVALS += [(method, "aligned") for method in ("aligned_1", "aligned_8", "corrected_half", "corrected_1", "corrected_2")]
 RIVALS += [("a2c2", "rtc"), ("corrected", "uncorrected"), ("staleness", "cadence"), ("staleness", "random")]
-# By the method of other pictures in whose colour they are drawn.
+# Methods of the picture, by the method of other pictures whose colour they have.
 SHOWN = {
     "random": "append", "hybrid": "aligned", "plain_random": "rtc", "learned_action": "rtc_trained",
     "draft": "corrected", "adahi": "corrected_hidden", "learned": "draft_hidden",
@@ -133,12 +133,11 @@ SHOWN = {
 
 def plan(run: Run) -> Iterator[Cell]:
     """The trainings, and a cell for every place, method and delay; LIBERO's where it is installed, ``--workers 1``."""
-    there = {place: of for place, of in PLAYED.items() if place != "libero" or find_spec(LIBERO)}
     yield Cell("training", partial(train, 0))
     yield from (Cell(f"trainings/{seed}", partial(train, seed)) for seed in (1, 2))
     yield from corrected.training_cells()
-    for place, methods in there.items():
-        for name, method in methods.items():
+    for place, methods in PLAYED.items():
+        for name, method in methods.items() if place != "libero" or find_spec(LIBERO) else ():
             for delay in RECORDED[place][1:] if place in RECORDED else method.delays:
                 yield Cell(f"{place}/{name}/{delay}", partial(measure, method, Trial(delay, place)))
     for name in PACED:
@@ -152,147 +151,150 @@ def plan(run: Run) -> Iterator[Cell]:
 
 def train(seed: int, folder: Path, run: Run) -> dict[str, Any]:
     """Trains the policy that continues actions under way."""
-    recipe = folder / "recipe.toml"
-    folder.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(f"{RECIPE.read_text()}seed = {seed}\n")
-    specact("train", recipe.resolve(), "--out", (folder / "run").resolve(), "--jobs", run.pool.workers, folder=ROOT)
-    bundle = load_flow(folder / "run" / "bundles" / TRAINED)
+    bundle = load_flow(trained(f"{RECIPE.read_text()}seed = {seed}\n", folder, run))
     return {"fingerprint": bundle.fingerprint, "training": bundle.manifest.training}
 
 
-def measure(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
+def measure(method: Alone | Corrected, trial: Trial, folder: Path, run: Run) -> dict[str, Any]:
     """A method in trials like this one."""
     if method.needs:
         run.result(method.needs)
-    return played(method.run, of, run, run.seed, of.world.episodes)
+    return played(method.run, trial, run, run.seed, trial.world.episodes)
 
 
-def choose(method: Alone | Corrected, of: Trial, folder: Path, run: Run) -> dict[str, Any]:
+def choose(method: Alone | Corrected, trial: Trial, folder: Path, run: Run) -> dict[str, Any]:
     """A method at its own best cadence, chosen on other episodes; a chunk must be long enough for it and the delay."""
-    cadences = [replace(of, every=every) for every in TRIED if of.delay <= every <= CHUNK - of.delay]
-    tried = {each.every: played(method.run, each, run, run.seed + 1, CHOSEN) for each in cadences}
+    cadences = [every for every in TRIED if trial.delay <= every <= CHUNK - trial.delay]
+    tried = {every: played(method.run, replace(trial, every=every), run, run.seed + 1, CHOSEN) for every in cadences}
     best = max(tried, key=lambda every: (tried[every]["success"]["mean"], tried[every]["score"]["mean"]))
-    found = measure(method, replace(of, every=best), folder, run)
-    return {"every": best, "tried": {every: of["won"] for every, of in tried.items()}, **found}
+    result = measure(method, replace(trial, every=best), folder, run)
+    return {"every": best, "tried": {every: cell["won"] for every, cell in tried.items()}, **result}
 
 
 @cache
-def _policy(method: Alone, out: Path) -> FlowPolicy:
-    bundle = load_flow(out / method.needs / "run" / "bundles" / TRAINED if method.needs else method.bundle)
+def _policy(method: Alone, world: World, out: Path) -> FlowPolicy:
+    bundle = load_flow(bundle_in(out / method.needs) if method.needs else world.base)
     delays = 0 if method.guided else bundle.delays
     return FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=method.steps, delays=delays)
 
 
 def report(results: Results) -> Report:
     """Every method at every delay and on every link, its difference from its rivals, and what the gates buy."""
-    ball = WORLDS["success"].name
-    names = {p: WORLDS[p].name if p in WORLDS else f"{ball} over {p}" for p in PLAYED}
-    groups = {p: _rows(results.get(p, {}), PLAYED[p], f"{names[p]}, d = ", p) for p in PLAYED} | {
-        "own": _rows(results.get("cadence", {}), PACED, f"{ball} at its own cadence, d = ", "own"),
-        "gates": _rows(results.get("gate", {}), GATES, f"{ball}, requests of every ", "success"),
+    names = {place: world.name for place, world in WORLDS.items()} | {link: f"{_BALL} over {link}" for link in RECORDED}
+    groups = {
+        place: _rows(results.get(place, {}), methods, f"{names[place]}, d = ", place)
+        for place, methods in PLAYED.items()
+    } | {
+        "own": _rows(results.get("cadence", {}), PACED, f"{_BALL} at its own cadence, d = ", "own"),
+        "gates": _rows(results.get("gate", {}), GATES, f"{_BALL}, requests of every ", "success"),
     }
-    rows = {
-        (row["on"], row["method"]): row for name, group in groups.items() for row in group
-        if row["at"] or name == "pusht"
-    }  # fmt: skip
-    won = {at: len(row["won"]) for at, row in rows.items()}
-    pairs = [
-        (rows[on, first], rows[on, second]) for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
-        if 0 < won.get((on, first), 0) == won.get((on, second))
-    ]  # fmt: skip
-    # Where an arm acts every row also against waiting without a delay, its first row.
-    for group in (groups["metaworld"], groups["libero"]):
-        waits = [{**row, "method": "synchronous_0"} for row in group if row["method"] == "synchronous"][:1]
-        pairs += [(row, first) for first in waits for row in group if row["at"]]
     # What a gate buys is a question of its own, with a family of its own.
-    pairs.sort(key=lambda pair: pair[0]["method"] in GATES)
+    pairs = sorted(rivals_of(groups), key=lambda pair: pair[0]["method"] in GATES)
     tests = [
         {"on": first["on"], "measure": "success", "first": first["method"], "second": second["method"],
-         **asdict(contrast(*(np.array([*map(float, row["won"])]) for row in (first, second))))}
+         **asdict(contrast(from_digits(first["won"]), from_digits(second["won"])))}
         for first, second in pairs
     ]  # fmt: skip
-    family, gates = (one_family(of for of in tests if (of["first"] in GATES) == part) for part in (False, True))
-    facts = {row["fact"].format(row["method"]): row for group in groups.values() for row in group}
+    family = one_family(test for test in tests if test["first"] not in GATES)
+    gates = one_family(test for test in tests if test["first"] in GATES)
+    facts: dict[str, Any] = {row["fact"].format(row["method"]): row for group in groups.values() for row in group}
     for test, (first, second) in zip(family + gates, pairs, strict=True):
         facts[first["fact"].format(f"{first['method']}_{second['method']}")] = test
-    groups["links"] = [{**row, "link": link} for link in RECORDED for row in groups[link]]
-    counts = {name: "/".join(sorted({str(len(row["won"])) for row in group})) for name, group in groups.items()}
-    # Of every table what a row is, its first columns, and what the page shows.
-    abouts = {
-        world: (
-            f"{counts[world]} paired episodes of {of.name}; d: control steps of {1e3 / of.rate_hz:.0f} ms until a "
-            "chunk can be played; 95 % intervals over episodes. In the file also jerk and the largest step at seams, "
-            "requests, and the share of the time without a chunk, in which the robot holds still or its draft acts.",
-            "method | d", "`{method}` | {at}", "`{method}` | d = {at} | {success:ci2}",
-        ) for world, of in WORLDS.items()
-    } | {
-        "links": (
-            f"{counts['links']} paired episodes of {ball} over recorded links; an inference takes "
-            f"{1e3 * INFERENCE_S:.0f} ms.",
-            "link | method", "{link} | `{method}`", "`{method}` | {link} | {success:ci2}",
-        ),
-        "own": (f"Each at its best of {CHOSEN} other episodes.", "method | d | every", "`{method}` | {at} | {every}",
-                "`{method}` | d = {at} | {success:ci2}, every {every}"),
-        "gates": (f"`corrected_hidden` at d = {corrected.GATED_AT}, asking as often as every so many steps would; of "
-                  f"{corrected.CALIBRATED} other episodes are the thresholds.", "gate | every", "`{method}` | {at}",
-                  "`{method}` | every {at} | {success:ci2}"),
-    }  # fmt: skip
-    heads = "without a chunk | success | score | largest step at a seam | jerk at seams | jerk | requests [1/s]"
-    cells = (
-        "{starved[mean]:.2f} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
-        "| {jerk[mean]:.0f} | {requests_hz:.1f}"
-    )
-    tables = [
-        Table(name, about, f"{first} | {heads}", f"{own} | {cells}", groups[name], across)
-        for name, (about, first, own, across) in abouts.items() if groups[name]
-    ]  # fmt: skip
+    tables = tables_of(groups | {"links": [{**row, "link": link} for link in RECORDED for row in groups[link]]})
     if results.get("errors"):
         about = "Root mean square of what the target says now, less its chunk of so many steps before; held out."
         cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f}"
         heads = "on | age | as it is | corrected | two answers to one observation"
         tables.append(Table("errors", about, heads, cells, results["errors"]))
-    tables += [
-        contrast_table(family),
-        contrast_table(gates, "gate-contrasts"),
-        glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD),
-    ]
+    tables += [contrast_table(family), contrast_table(gates, "gate-contrasts")]
+    tables.append(glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD))
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
     picture = Picture("delay-success.svg", partial(draw_delays, drawn))
-    return Report(
-        tables,
-        facts | {name: results.get(name) for name in ("cost", "errors")},
-        [picture],
-        also={TABLE: advised(groups)},
-    )
+    facts |= {name: results.get(name) for name in ("cost", "errors")}
+    return Report(tables, facts, [picture], also={TABLE: advised(groups)})
 
 
-def _rows(found: Results, methods: Iterable[str], on: str, start: str) -> list[dict[str, Any]]:
-    """Of every method and number what was measured, under which condition, and the name of its fact."""
+def _rows(cells: Results, methods: Iterable[str], on: str, prefix: str) -> list[Row]:
+    """A row for every cell: its method, the number that names it, its condition, and the name of its fact."""
     return [
-        {"method": name, "at": int(at), "on": f"{on}{at}", "fact": f"{start}_{{}}_{at}".removeprefix("success_"),
-         "starved": {"mean": None}, **found[name][at]}
-        for name in methods for at in sorted(found.get(name, {}), key=int)
+        {"method": name, "at": int(at), "on": f"{on}{at}", "fact": f"{prefix}_{{}}_{at}".removeprefix("success_"),
+         "starved": {"mean": None}, **cells[name][at]}
+        for name in methods for at in sorted(cells.get(name, {}), key=int)
     ]  # fmt: skip
 
 
-def draw_delays(groups: Mapping[str, list[dict[str, Any]]]) -> Figure:
-    """Success over delay, one world beside the other."""
+def rivals_of(groups: Mapping[str, list[Row]]) -> list[tuple[Row, Row]]:
+    """The rows that are compared: of rivals in one condition, and of arms that act and the arm that waits."""
+    rows = {
+        (row["on"], row["method"]): row
+        for place, group in groups.items() for row in group if row["at"] or place == "pusht"
+    }  # fmt: skip
+    pairs = [
+        (rows[on, first], rows[on, second])
+        for on in dict.fromkeys(on for on, _ in rows) for first, second in RIVALS
+        if {(on, first), (on, second)} <= rows.keys() and len(rows[on, first]["won"]) == len(rows[on, second]["won"])
+    ]  # fmt: skip
+    # Where an arm acts every row also against waiting without a delay, its first row.
+    for group in (groups["metaworld"], groups["libero"]):
+        waiting = [{**row, "method": "synchronous_0"} for row in group if row["method"] == "synchronous"][:1]
+        pairs += [(row, other) for other in waiting for row in group if row["at"]]
+    return pairs
+
+
+def tables_of(groups: Mapping[str, list[Row]]) -> list[Table]:
+    """A table for every group that has rows."""
+    counts = {name: "/".join(sorted({str(len(row["won"])) for row in group})) for name, group in groups.items()}
+
+    def table(name: str, about: str, heads: str, cells: str, across: str) -> Table:
+        """The first columns say what a row is; the others are the same in all tables."""
+        heads += " | without a chunk | success | score | largest step at a seam | jerk at seams | jerk | requests [1/s]"
+        cells += " | {starved[mean]:.2f} | {success:ci2} | {score:ci2} | {seam_step[mean]:.2f} | {seam_jerk[mean]:.0f} "
+        cells += "| {jerk[mean]:.0f} | {requests_hz:.1f}"
+        return Table(name, about, heads, cells, groups[name], across)
+
+    tables = [
+        table(
+            place,
+            f"{counts[place]} paired episodes of {world.name}; d: control steps of {1e3 / world.rate_hz:.0f} ms until "
+            "a chunk can be played; 95 % intervals over episodes. In the file also jerk and the largest step at seams, "
+            "requests, and the share of the time without a chunk, in which the robot holds still or its draft acts.",
+            "method | d", "`{method}` | {at}", "`{method}` | d = {at} | {success:ci2}",
+        ) for place, world in WORLDS.items()
+    ]  # fmt: skip
+    tables += [
+        table("links", f"{counts['links']} paired episodes of {_BALL} over recorded links; an inference takes "
+              f"{1e3 * INFERENCE_S:.0f} ms.", "link | method", "{link} | `{method}`",
+              "`{method}` | {link} | {success:ci2}"),
+        table("own", f"Each at its best of {CHOSEN} other episodes.", "method | d | every",
+              "`{method}` | {at} | {every}", "`{method}` | d = {at} | {success:ci2}, every {every}"),
+        table("gates", f"`corrected_hidden` at d = {corrected.GATED_AT}, asking as often as every so many steps would; "
+              f"of {corrected.CALIBRATED} other episodes are the thresholds.", "gate | every", "`{method}` | {at}",
+              "`{method}` | every {at} | {success:ci2}"),
+    ]  # fmt: skip
+    return [table for table in tables if table.rows]
+
+
+def draw_delays(groups: Mapping[str, list[Row]]) -> Figure:
+    """Success over delay, a panel for each world."""
     figure = Figure(figsize=(4.8 * len(groups), 3.6), layout="constrained")
     for axes, (name, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
-        shown = {s: {row["at"]: row["success"] for row in rows if row["method"] == m} for s, m in SHOWN.items()}
-        series = {style: points_of(points) for style, points in shown.items() if points}
+        series = {
+            style: points_of({row["at"]: row["success"] for row in rows if row["method"] == method})
+            for style, method in SHOWN.items()
+        }
         add_series(axes, series, "delay d [control steps]", "success", name, SHOWN)
     return figure
 
 
-def advised(groups: Mapping[str, list[dict[str, Any]]]) -> str:
+def advised(groups: Mapping[str, list[Row]]) -> str:
     """The table of the package for ``specact doctor`` and ``specact advise``."""
     studies = []
-    for world, shown in ((of, groups[place]) for place, of in WORLDS.items() if groups[place]):
-        about = f"{len(shown[0]['won'])} episodes; the device sees what the target sees"
-        rows = ",\n".join(
-            json.dumps([row["method"], row["at"], *(round(value, 4) for value in row["success"].values())])
-            for row in shown if row["method"] in WAYS
-        )  # fmt: skip
-        studies.append(f'"{world.name}": {{"about": "{about}", "rows": [\n{rows}\n]}}')
+    for place, world in WORLDS.items():
+        if groups[place]:
+            about = f"{len(groups[place][0]['won'])} episodes; the device sees what the target sees"
+            rows = ",\n".join(
+                json.dumps([row["method"], row["at"], *(round(value, 4) for value in row["success"].values())])
+                for row in groups[place] if row["method"] in WAYS
+            )  # fmt: skip
+            studies.append(f'"{world.name}": {{"about": "{about}", "rows": [\n{rows}\n]}}')
     return "{" + ",\n".join(studies) + "}\n"

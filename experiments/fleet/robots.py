@@ -17,6 +17,7 @@ from experiments.delay.corrected import CORRECTED, Chance
 from experiments.delay.worlds import WORLDS
 from experiments.fleet.server import Request, Server, SharedTarget
 from experiments.grid import ROOT, Run
+from experiments.measure import to_digits
 from specact import SpeculativePolicy, load_pair
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import Always, Controller, Gate, Never, RateBudget
@@ -34,15 +35,16 @@ from specact.rng import Role, stream
 from specact.server.capacity import ServiceTime
 from specact.types import Proposal, VirtualClock
 
-# Pairs with the inferences of a robot a second; one is a corrector of the study of delay, whose device does not see the
-# goal and whose world is that study's. Robots that share a server.
+# The pairs, and how often a second a robot of each infers; and how many robots share a server. One pair is a corrector
+# of the study of delay, whose device does not see the goal, in the world of that study.
 CHASE, CORRECTOR = "ball-chase", CORRECTED["corrected_hidden"]
 PAIRS, FLEETS = {"ball": 4.0, "swarm": 2.5, CHASE: 20.0}, (1, 4, 16, 32, 64, 128)
-# Robots of a cell, in fleets; episodes of each before those that count, and of these; and room for their numbers.
+# Robots of a cell in all its fleets; of each robot the episodes that do not count yet, those that count, and how many
+# numbers its episodes have to themselves.
 TOGETHER, WARM_UP, EPISODES, LIFE = max(FLEETS), 2, 6, 1000
 HORIZON = 20.0  # inferences, of the controllers: shorter than a life; and of a corrector, which infers at every step
 HORIZON_AT_EVERY_STEP = 100.0
-# A target of 38 ms alone, whose batches grow as measured; a camera frame; the share of the server that is shared out.
+# A target takes 38 ms for one request; a request holds a camera frame; LOAD of the server's throughput is shared out.
 TARGET_S, MOST, REQUEST_BYTES, LOAD, LINK = 0.038, 8, 12_000, 0.7, LINKS["wifi-paper"]
 
 
@@ -60,7 +62,7 @@ class Discipline:
 
 
 SCORES = {"random": "at random", "adahi": "where the action deviates", "learned": "where a head expects rejection"}
-# Of a corrector, in place of those; random, too, knows where there is no chunk.
+# A corrector has these in their place; the random one, too, knows where there is no chunk.
 CORRECTING = {
     "late staleness": Discipline("asks where the chunk is old or its correction large", "staleness"),
     "late chance": Discipline("asks at random, and where there is no chunk", f"{Chance.__module__}:Chance"),
@@ -79,17 +81,17 @@ DISCIPLINES = {
 
 
 def disciplines(name: str) -> list[str]:
-    """Those of a pair."""
+    """The disciplines that a pair is measured with."""
     if name == CHASE:
         return ["draft", "late always", *CORRECTING]
-    return [each for each in DISCIPLINES if each not in CORRECTING]
+    return [discipline for discipline in DISCIPLINES if discipline not in CORRECTING]
 
 
 def service() -> ServiceTime:
     """The measured curve of the ball's target, in proportion, for one of TARGET_S."""
     rows = json.loads((ROOT / "experiments" / "speed" / "results" / "capacity.json").read_text())
-    base, each = rows[0]["base_ms"], rows[0]["per_request_ms"]
-    return ServiceTime(TARGET_S * base / (base + each), TARGET_S * each / (base + each))
+    base, request = rows[0]["base_ms"], rows[0]["per_request_ms"]
+    return ServiceTime(TARGET_S * base / (base + request), TARGET_S * request / (base + request))
 
 
 def fair_share(name: str, robots: int, most: int = MOST) -> float:
@@ -98,7 +100,7 @@ def fair_share(name: str, robots: int, most: int = MOST) -> float:
 
 
 def granted_together() -> int:
-    """The smallest batch whose throughput is that share."""
+    """The smallest batch at which the server's throughput is LOAD of its largest."""
     return next(size for size in range(1, MOST + 1) if size / service().seconds(size) >= LOAD * service().most_hz(MOST))
 
 
@@ -151,8 +153,8 @@ class Member:
             self.begin()
 
 
-def member(family: FamilyRollout, how: Discipline, server: Server, size: int, place: int, seed: int) -> Member:
-    """A robot at the start of its first episode."""
+def recruit(family: FamilyRollout, how: Discipline, server: Server, size: int, place: int, seed: int) -> Member:
+    """A new member of a fleet, at the start of its first episode."""
     pair, clock, prepared = family.pair, VirtualClock(), (Prepared[Any](), Prepared[Any]())
     phase = phase_of(seed, place, pair)
     clock.sleep(phase % 1.0 / pair.rate_hz)
@@ -169,9 +171,9 @@ def member(family: FamilyRollout, how: Discipline, server: Server, size: int, pl
         verifier=family.verifier(target), verdicts=WAIT if how.asks == "waits" else LateVerdicts(math.inf),
         robot=place, clock=clock, seed=seed,
     )  # fmt: skip
-    found = Member(policy, SimulatedRobot(task), prepared, target, place, phase, how.asks == "waits")
-    found.begin()
-    return found
+    member = Member(policy, SimulatedRobot(task), prepared, target, place, phase, how.asks == "waits")
+    member.begin()
+    return member
 
 
 def phase_of(seed: int, place: int, pair: Pair[Any]) -> float:
@@ -194,18 +196,21 @@ def gate_of(how: Discipline, pair: Pair[Any], share: float) -> Gate:
 
 def control_step(members: Sequence[Member], family: FamilyRollout) -> None:
     """One control step of robots in the order of their phases; as in other rollouts, all infer in one batch."""
-    fresh = [each for each in members if not (each.waits and each.target.request)]
-    windows = {id(each): each.policy.observe(each.world.observe()) for each in fresh if each.policy.wants_observation}
-    inferring = [each for each in fresh if each.policy.wants_inference]
+    fresh = [member for member in members if not (member.waits and member.target.request)]
+    windows = {
+        id(member): member.policy.observe(member.world.observe()) for member in fresh if member.policy.wants_observation
+    }
+    inferring = [member for member in fresh if member.policy.wants_inference]
     if inferring and not family.pair.corrects:
-        outputs = family.infer([windows[id(each)] for each in inferring], [each.policy.address for each in inferring])
-        for each, *of in zip(inferring, *outputs, strict=True):
-            for slot, value in zip(each.prepared, of, strict=True):
+        addresses = [member.policy.address for member in inferring]
+        outputs = family.infer([windows[id(member)] for member in inferring], addresses)
+        for member, *values in zip(inferring, *outputs, strict=True):
+            for slot, value in zip(member.prepared, values, strict=True):
                 slot.prepared = value
-    for each in fresh:
-        each.policy.ask(windows.get(id(each)))
-    for each in members:
-        each.act()
+    for member in fresh:
+        member.policy.ask(windows.get(id(member)))
+    for member in members:
+        member.act()
 
 
 def measure(name: str, discipline: str, size: int, near: bool, folder: Path, run: Run) -> dict[str, Any]:
@@ -218,34 +223,32 @@ def measure(name: str, discipline: str, size: int, near: bool, folder: Path, run
     most = 1 if near else granted_together() if how.asks == "granted" else MOST
     link = (0.0, 0.0) if near else (LINK.busy(REQUEST_BYTES, True, 0.0), LINK.rtt_ms / 2e3)
     servers = [Server(service(), most, *link, how.asks == "granted") for _ in range(robots // size)]
-    members = [member(family, how, servers[place // size], size, place, run.seed) for place in range(robots)]
-    members.sort(key=lambda each: each.phase % 1.0)
+    members = [recruit(family, how, servers[place // size], size, place, run.seed) for place in range(robots)]
+    members.sort(key=lambda member: member.phase % 1.0)
     step, end, before = 0, WARM_UP + episodes, 0
-    while left := sum(len(each.won) < end for each in members):
-        if not before and all(len(each.won) >= WARM_UP for each in members):
-            before = sum(each.policy.counts["steps"] for each in members)
+    while left := sum(len(member.won) < end for member in members):
+        if not before and all(len(member.won) >= WARM_UP for member in members):
+            before = sum(member.policy.counts["steps"] for member in members)
             for server in servers:
                 server.sent.clear()
-        control_step([each for each in members if each.phase < step + 1], family)
-        for each in members:
-            each.policy.clock.sleep(1.0 / pair.rate_hz)
+        control_step([member for member in members if member.phase < step + 1], family)
+        for member in members:
+            member.policy.clock.sleep(1.0 / pair.rate_hz)
         step += 1
         run.update("robots", robots - left, robots)
-    members.sort(key=lambda each: each.place)
-    return summary(
-        np.array([each.won[WARM_UP:end] for each in members], float),
-        [request for server in servers for request in server.sent],
-        sum(each.policy.counts["steps"] for each in members) - before,
-    )
+    members.sort(key=lambda member: member.place)
+    won = np.array([member.won[WARM_UP:end] for member in members], float)
+    requests = [request for server in servers for request in server.sent]
+    return summary(won, requests, sum(member.policy.counts["steps"] for member in members) - before)
 
 
 def summary(won: NDArray[np.float64], requests: Sequence[Request], inferences: int) -> dict[str, Any]:
-    """Of ``won [robots, episodes]``, all requests and the number of inferences."""
+    """The result of a cell: ``won [robots, episodes]``, and shares and times of its requests."""
     served = [request for request in requests if np.isfinite(request.started)]
     queued = [1e3 * (request.started - request.arrived) for request in served]
     took = [1e3 * (request.replied - request.at) for request in served]
     return {
-        "won": ["".join(str(int(each)) for each in row) for row in won],
+        "won": [to_digits(robot) for robot in won],
         "asked": len(requests) / inferences, "served": len(served) / inferences,
         "in_time": sum(request.replied <= request.due for request in served) / inferences,
         "queue_p99_ms": float(np.quantile(queued, 0.99)) if served else None,

@@ -12,40 +12,28 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.fleet.robots import (
-    DISCIPLINES,
-    EPISODES,
-    LIFE,
-    TOGETHER,
-    WARM_UP,
-    fair_share,
-    gate_of,
-    phase_of,
-    service,
-)
+from experiments.fleet import robots as fleet
+from experiments.fleet.robots import EPISODES, WARM_UP
 from experiments.grid import Run
-from experiments.measure import slowed
+from experiments.measure import CONNECT_S, connected, slowed, to_digits
 from specact import SpeculativePolicy, load_pair
 from specact.execution.player import LateVerdicts
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.processes import serving
 from specact.lab.rollout.rollout import episode_seed
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.wire.exchange import Exchange
 
 # So many robots ask more than a target can answer one by one.
 PAIR, ROBOTS = "ball", 16
 SENT = ("late always", "late random", "late adahi", "late learned")
-_READY_S = 60.0
 
 
 def sleeping() -> Exchange[Any]:
     """What a server of the target answers, which sleeps; ``specact serve`` finds it by the name of this function."""
     exchange = load_pair(PAIR).exchange
-    slow = slowed(exchange.answer, lambda kind, requests: service().seconds(len(requests)))
+    slow = slowed(exchange.answer, lambda kind, requests: fleet.service().seconds(len(requests)))
     kept = {name: getattr(exchange, name) for name in ("contract", "name", "read")}
     return cast(Exchange[Any], SimpleNamespace(**kept, answer=slow))
 
@@ -56,8 +44,8 @@ class Fleet:
     ``won`` are those of every robot; ``late_s``: how late control steps began.
     """
 
-    def __init__(self, discipline: str, server: Endpoint, first: int, episodes: int, seed: int) -> None:
-        self._pair, self._how, self._server = load_pair(PAIR), DISCIPLINES[discipline], server
+    def __init__(self, discipline: str, port: int, first: int, episodes: int, seed: int) -> None:
+        self._pair, self._how, self._port = load_pair(PAIR), fleet.DISCIPLINES[discipline], port
         self._first, self._episodes, self._seed = first, episodes, seed
         self._began, self._stopped = Barrier(ROBOTS), Event()
         self.won: list[list[bool]] = [[] for _ in range(ROBOTS)]
@@ -77,17 +65,16 @@ class Fleet:
 
     def _drive(self, number: int) -> SpeculativePolicy:
         pair, place, world = self._pair, self._first + number, SimulatedRobot(load_task(PAIR))
-        share, period_s = fair_share(PAIR, ROBOTS, 1), 1.0 / pair.rate_hz
-        with Client(self._server, pair.exchange.contract, f"robot {place}") as client:
-            client.connect(_READY_S)
+        share, period_s = fleet.fair_share(PAIR, ROBOTS, 1), 1.0 / pair.rate_hz
+        with connected(self._port, pair.exchange.contract, f"robot {place}") as client:
             policy = SpeculativePolicy(
-                pair, gate_of(self._how, pair, share), verdicts=LateVerdicts(math.inf), robot=place, seed=self._seed,
-                verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute),
+                pair, fleet.gate_of(self._how, pair, share), verdicts=LateVerdicts(math.inf), robot=place,
+                verifier=remote_verifier(client, pair, 1e3 * period_s * pair.execute), seed=self._seed,
             )  # fmt: skip
-            self._began.wait(_READY_S)
-            tick = time.monotonic() + phase_of(self._seed, place, pair) * period_s
+            self._began.wait(CONNECT_S)
+            tick = time.monotonic() + fleet.phase_of(self._seed, place, pair) * period_s
             while min(map(len, self.won)) < self._episodes and not self._stopped.is_set():
-                episode = place * LIFE + len(self.won[number])
+                episode = place * fleet.LIFE + len(self.won[number])
                 policy.reset(episode)
                 world.start(episode_seed(self._seed, episode, world.task))
                 while not world.done:
@@ -100,20 +87,19 @@ class Fleet:
 
 
 def measure(discipline: str, folder: Path, run: Run) -> dict[str, Any]:
-    """As many robots as in virtual time, a fleet after the other, in the same episodes."""
-    robots, end = (ROBOTS, WARM_UP + 1) if run.quick else (TOGETHER, WARM_UP + EPISODES)
+    """Plays as many robots as in virtual time, one fleet after the other, in the same episodes."""
+    robots, end = (ROBOTS, WARM_UP + 1) if run.quick else (fleet.TOGETHER, WARM_UP + EPISODES)
     won, late_s, policies = list[list[bool]](), list[float](), list[SpeculativePolicy]()
     with serving(f"{__name__}:sleeping", "--max-batch", "1") as served:
-        server = Endpoint("ws", "127.0.0.1", served.port)
         for first in range(0, robots, ROBOTS):
-            fleet = Fleet(discipline, server, first, end, run.seed)
-            policies += fleet.play()
-            won += fleet.won
-            late_s += fleet.late_s
+            players = Fleet(discipline, served.port, first, end, run.seed)
+            policies += players.play()
+            won += players.won
+            late_s += players.late_s
             run.update("robots", first + ROBOTS, robots)
-    counts = {name: sum(each.counts[name] for each in policies) for name in ("steps", "transmitted", "in_time")}
+    counts = {name: sum(policy.counts[name] for policy in policies) for name in ("steps", "transmitted", "in_time")}
     return {
-        "won": ["".join(str(int(each)) for each in robot[WARM_UP:end]) for robot in won],
+        "won": [to_digits(robot[WARM_UP:end]) for robot in won],
         "asked": counts["transmitted"] / counts["steps"], "in_time": counts["in_time"] / counts["steps"],
         "late_p99_ms": 1e3 * float(np.quantile(late_s, 0.99)),
     }  # fmt: skip

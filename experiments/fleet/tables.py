@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from experiments.figures import add_series, points_of
 from experiments.fleet.robots import CHASE, DISCIPLINES, PAIRS
+from experiments.measure import from_digits
 from experiments.report import Picture, Report, Table, contrast_table, glossary, one_family, significant
 from specact.lab.rollout.statistics import Contrast, bootstrap_interval, contrast
 
@@ -38,20 +39,20 @@ RIVALS = [*SELECTION, *CENTRAL, *LIMITS, *CLOCK]
 def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Contrast:
     """The paired contrast of two rows, on the robots and episodes that both ran."""
     won = [won_of(row) for row in (first, second)]
-    robots, episodes = np.min([of.shape for of in won], axis=0)
-    return contrast(*(of[:robots, :episodes].ravel() for of in won))
+    robots, episodes = np.min([outcomes.shape for outcomes in won], axis=0)
+    return contrast(*(outcomes[:robots, :episodes].ravel() for outcomes in won))
 
 
 def report(results: Mapping[str, Any]) -> Report:
     """Every discipline at every size, the contrasts where the server is the bottleneck, and the picture."""
     near, results = results.get(NEAR, {}), {pair: results[pair] for pair in PAIRS if pair in results}
     cells = [
-        (pair, int(size), name, found[size])
-        for pair, disciplines in results.items() for name, found in disciplines.items() for size in found
+        (pair, int(size), name, cell)
+        for pair, disciplines in results.items() for name, sizes in disciplines.items() for size, cell in sizes.items()
     ]  # fmt: skip
     rows = [
-        {"pair": pair, "robots": size, "discipline": name, **found, **success_of(won_of(found))}
-        for pair, size, name, found in sorted(cells, key=lambda cell: cell[:2])
+        {"pair": pair, "robots": size, "discipline": name, **cell, **success_of(won_of(cell))}
+        for pair, size, name, cell in sorted(cells, key=lambda cell: cell[:2])
     ]
     at = {(row["pair"], row["robots"], row["discipline"]): row for row in rows}
     draft = {row["pair"]: row for row in rows if row["discipline"] == "draft"}
@@ -96,13 +97,12 @@ def report(results: Mapping[str, Any]) -> Report:
     def draw() -> Figure:
         figure = Figure(figsize=(4.8, 3.4 * len(pairs)), layout="constrained")
         for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
-            sizes, names = sorted({size for of, size, _ in at if of == pair}), OF_CORRECTOR if pair == CHASE else SHOWN
-            points = {
+            sizes, names = sorted({key[1] for key in at if key[0] == pair}), OF_CORRECTOR if pair == CHASE else SHOWN
+            series = {
                 style: points_of({size: at[pair, size, name]["success"] for size in sizes if (pair, size, name) in at})
                 for style, name in names.items()
             }
-            shown = {style: of for style, of in points.items() if of}
-            add_series(axes, shown, "robots at one server", "success", pair, names)
+            add_series(axes, series, "robots at one server", "success", pair, names)
             axes.set_xscale("log", base=2)
             axes.set_xticks(sizes, [str(size) for size in sizes])
         return figure
@@ -110,11 +110,11 @@ def report(results: Mapping[str, Any]) -> Report:
     fleet = won_of(rows[-1])
     facts: dict[str, Any] = {"contrasts": len(family), "episodes": fleet.size, "robots": len(fleet)}
     for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS}.items():
-        of = [row for row in family if (row["first"], row["second"]) in chosen]
-        facts[name] = {"all": len(of), "better": len(significant(of, 1)), "worse": len(significant(of, -1))}
+        part = [row for row in family if (row["first"], row["second"]) in chosen]
+        facts[name] = {"all": len(part), "better": len(significant(part, 1)), "worse": len(significant(part, -1))}
     for pair, size in busy:  # the last one of a pair is of most robots
-        rows_of = {name: row for (of, robots, name), row in at.items() if (of, robots) == (pair, size)}
-        facts[pair] = facts[f"{pair} {size}"] = rows_of | {"most": size, "tests": named(f"{pair}, {size} robots")}
+        by_name = {key[2]: row for key, row in at.items() if key[:2] == (pair, size)}
+        facts[pair] = facts[f"{pair} {size}"] = by_name | {"most": size, "tests": named(f"{pair}, {size} robots")}
     facts[NEAR] = named(f"{NEAR}, sockets") | {
         name: named(f"{NEAR}, {name}") | {way: row | success_of(won_of(row)) for way, row in ways.items()}
         for name, ways in near.items()
@@ -125,7 +125,7 @@ def report(results: Mapping[str, Any]) -> Report:
 
 def won_of(row: Mapping[str, Any]) -> NDArray[np.float64]:
     """Who won, ``[robots, episodes]``."""
-    return np.array([[float(letter) for letter in robot] for robot in row["won"]])
+    return np.array([from_digits(robot) for robot in row["won"]])
 
 
 def success_of(won: NDArray[np.float64]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FULL
-from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, specact
+from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, trained
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, one_family, under
 from specact.families.chunks.flow import FlowNetworks
@@ -26,19 +26,8 @@ from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, stream
-from specact.systems.freqcache import (
-    Frame,
-    FreqCached,
-    Motion,
-    Plane,
-    RefreshBundle,
-    Reuse,
-    ReusingRounds,
-    patches_of,
-    phase_correlation,
-    spectrum,
-    windowed,
-)
+from specact.systems import freqcache
+from specact.systems.freqcache import Frame, FreqCached, Motion, Plane, RefreshBundle, Reuse, ReusingRounds
 
 # The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
 WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
@@ -86,7 +75,7 @@ class OtherCached(FreqCached):
         if first == "random":
             return self._rng.random(len(earlier))
         if first == "changed":
-            changes = np.abs(patches_of(now.luma, grid) - patches_of(before.luma, grid)[earlier])
+            changes = np.abs(freqcache.patches_of(now.luma, grid) - freqcache.patches_of(before.luma, grid)[earlier])
             return np.asarray(changes.mean(axis=(1, 2)))
         if first == "oldest":
             ages, source = self._ages.get(name, (np.zeros(len(earlier)), earlier))
@@ -99,7 +88,13 @@ class OtherCached(FreqCached):
 
 def bare_motion(before: Plane, now: Plane) -> Motion:
     """The motion between frames without a window, all frequencies with the same weight."""
-    return phase_correlation(spectrum(before), spectrum(now), now.shape, floor=1e-12)
+    return freqcache.phase_correlation(freqcache.spectrum(before), freqcache.spectrum(now), now.shape, floor=1e-12)
+
+
+def windowed_motion(before: Plane, now: Plane) -> Motion:
+    """The motion between frames with a window."""
+    first, second = (freqcache.spectrum(freqcache.windowed(frame)) for frame in (before, now))
+    return freqcache.phase_correlation(first, second, now.shape)
 
 
 _WHOLE = Reuse(least=1.0, most=1.0, refreshed=0.0)
@@ -130,7 +125,7 @@ RIVALS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 METHODS = {
     "full": FULL["full"],
-    **{name: composed(name, REUSE[name], *of) if name in REUSE else FULL[name] for name, of in RIVALS.items()},
+    **{name: composed(name, REUSE[name], *rivals) if name in REUSE else FULL[name] for name, rivals in RIVALS.items()},
     "freqcache_2": composed("freqcache_2", ReusingRounds("FreqCache, and 2 steps", steps=2), "full_2"),
 }
 SHOWN = {
@@ -179,10 +174,7 @@ def measure_pans(seed: int, scenes: int = 100) -> dict[str, list[dict[str, float
     ``confident``, and that are so although off by more than 2 pixels (``wrong``); ``unrelated``: of frames of two
     scenes that are confident. ``largest``: the largest confidence of a pan off by more than 2 pixels, at least 1.
     """
-    kinds: dict[str, Callable[[Plane, Plane], Motion]] = {
-        "Hann": lambda before, now: phase_correlation(spectrum(windowed(before)), spectrum(windowed(now)), now.shape),
-        "none": bare_motion,
-    }
+    kinds = {"Hann": windowed_motion, "none": bare_motion}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
     for sigma in range(1, 7):
         trials: dict[str, list[tuple[bool, bool, bool, bool, float]]] = {name: [] for name in kinds}
@@ -275,7 +267,7 @@ def _next_cache(parts: FreqCached, seen: list[Window], tokens: Any) -> object:
 
 
 def _cosine(first: Any, second: Any) -> float:
-    """Of the two as one vector each."""
+    """The cosine of two arrays, each taken as one vector."""
     norms = math.sqrt(float(np.square(first).sum()) * float(np.square(second).sum()))
     return float((first * second).sum() / norms)
 
@@ -291,9 +283,9 @@ def inference_costs(seconds: Mapping[str, list[float]]) -> dict[str, dict[str, f
 
 def smaller(folder: Path, run: Run) -> dict[str, Any]:
     """The same recipe trained on smaller frames, beside the policy itself: success and the time of an inference."""
-    data = run.needed("the demonstrations of metaworld")
-    specact("train", ROOT / "recipes" / f"{SMALLER}.toml", "--data", data, "--out", folder / "trained")
-    bundles = {WHOLE: WHOLE, SMALLER: str(folder / "trained" / "bundles" / SMALLER)}
+    data = run.needed("the demonstrations of metaworld").resolve()
+    recipe = (ROOT / "recipes" / f"{SMALLER}.toml").read_text()
+    bundles = {WHOLE: WHOLE, SMALLER: str(trained(recipe, folder, run, "--data", data))}
     success, won = {}, {}
     for name, methods in ((WHOLE, ("full", "freqcache_bare")), (SMALLER, ("full",))):
         values = tuple(METHODS[method] for method in methods)
@@ -333,7 +325,7 @@ def report(results: Results) -> Report:
     costs = {name.removesuffix("_10"): cost for name, cost in reuse["costs"].items()}
     methods = [{**row, "time": costs.get(row["name"])} for row in methods_of(summary)]
     on_200 = f"{WHOLE}, 200 episodes"
-    # Of two steps FLASH's report tests more episodes, of FreqCache and the full policy the larger run here.
+    # FLASH's report tests two steps on more episodes; the larger run here does so for FreqCache and the full policy.
     more = [("full_2", "full"), ("freqcache", "full")]
     kept = [row for row in summary["contrasts"] if (row["first"], row["second"]) not in more]
     few = under(f"{WHOLE}, 50 episodes", kept)
@@ -356,11 +348,8 @@ def report(results: Results) -> Report:
               "policy and method | tokens | success | time",
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
         glossary(METHODS),
-        Table(
-            "variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
-            "chunk, time.",
-            rows=variants,
-        ),
+        Table("variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
+              "chunk, time.", rows=variants),
         Table("pans", "Pans of smooth synthetic scenes: share found exactly, with confidence, and wrong by more than 2 "
               "pixels with confidence; frames of two scenes with confidence; the largest confidence of a wrong pan.",
               rows=moves),
@@ -376,7 +365,7 @@ def report(results: Results) -> Report:
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
     }  # fmt: skip
     for window in ("Hann", "none"):
-        # Of scenes of 2 pixels and more, which are smooth.
+        # Only scenes that are smoothed by 2 pixels or more.
         exact, wrong = ([row[key] for row in results["pans"][window][1:]] for key in ("exact", "wrong"))
         facts[window] = {
             "smoothest": results["pans"][window][-1], "most_exact": max(exact), "least_wrong": min(wrong),

@@ -32,7 +32,7 @@ def _deviation(**parameters: Any) -> tuple[str, ...]:
     return tuple(f"deviation.{name}={value}" for name, value in parameters.items())
 
 
-# By the reading, and what differs from the default.
+# Gates by the reading of the deviation, and by what differs from its default.
 DEVIATIONS = {
     f"deviation, {reading}{about}": _deviation(reading=reading, **options) for reading, about, options in (
         ("euclidean", "", {}), ("euclidean", ", alpha 0.2", {"alpha": 0.2}),

@@ -18,7 +18,7 @@ from experiments.report import Picture, Report, Table, between, contrast_table, 
 RATES = ("0.2", "0.4", "0.6")
 GATES = ("uncertainty", "learned", "learned_action")
 SHOWN = ("random_learned", "adahi", "uncertainty", "learned", "learned_action", "head_random")
-# Of the frontier: those that never ask, a little apart, and one that always does; and those at every rate.
+# Methods of the frontier: those that never ask, drawn a little apart, one that always asks; and those at every rate.
 ENDS = {"draft": 0.0, "head_draft": -0.025, "target_on_device": 0.025, "hybrid": 1.0}
 CURVES = ("random", "adahi", "learned")
 SIGNS = {"better": 1, "worse": -1}
@@ -35,18 +35,16 @@ def rates_of(study: Study) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str
 
 def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
     """What is shown, and every number of the runs that only this report has."""
-    rates = [
-        {"on": on, "episodes": summary["episodes"], **{
-            name: summary["methods"].get(name, {}).get("success") for name in (*SHOWN, "oracle")
-        }}
-        for on, _, summary in rates_of(study)
-    ]  # fmt: skip
+
+    def successes(summary: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        metrics = {name: summary["methods"].get(name, {}) for name in names}
+        return {"episodes": summary["episodes"], **{name: row.get("success") for name, row in metrics.items()}}
+
+    rates = [{"on": on, **successes(summary, *SHOWN, "oracle")} for on, _, summary in rates_of(study)]
+    names = ("draft", "head_draft", "random_learned", "adahi", "learned", "learned_action", "hybrid")
     distilled = [
-        {"pair": bundle.partition("-")[0], "episodes": summary["episodes"], **{
-            name: summary["methods"].get(name, {}).get("success")
-            for name in ("draft", "head_draft", "random_learned", "adahi", "learned", "learned_action", "hybrid")
-        }}
-        for (bundle, run), summary in study.items() if bundle.endswith("-distilled")
+        {"pair": bundle.partition("-")[0], **successes(summary, *names)}
+        for (bundle, _), summary in study.items() if bundle.endswith("-distilled")
     ]  # fmt: skip
     heads = [
         {"pair": pair, "measure": on, **{key: methods[key]["success"] for key in ("draft", "head_draft", "hybrid")},

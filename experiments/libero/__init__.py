@@ -37,10 +37,10 @@ from specact.systems.flow import FLASH as BLOCK
 
 SPATIAL, OBJECT, WORLDS = "libero-spatial", "libero-object", "experiments.libero.worlds"
 SWAP, ALONE, EXPERT = "libero-spatial-swap", "target_on_device", "expert"
-# Ten of each task, fewer with grey frames of Object, other words or many decodings; shards of one episode of each.
+# Ten episodes of each task; fewer with grey frames of Object, other words or many decodings. A shard has one of each.
 EPISODES, FEWER, FEW, SHARD = range(100), range(50), range(20), 10
 TICK_S = 0.05
-# Euler steps by row; and hardware with the times that TISED has for pi0.5.
+# Euler steps by row; and the profiles of hardware with the times that TISED has for pi0.5.
 STEPS = {"full": 10, "full_2": 2, "full_1": 1}
 PI05 = {"RTX 4070": "pi05-rtx-4070", "AGX 30 W": "pi05-agx-30w"}
 # The policy of rows with fewer bits.
@@ -48,12 +48,12 @@ QUANTISED = {"w8a8": f"{WORLDS}:W8A8", "w4a8": f"{WORLDS}:W4A8"}
 # Methods of FLASH's block and their controls; and drafters of a token policy.
 CHECKED = ("flash", "flash_fitted", "flash_last", "unchecked", "block")
 DECODINGS = ("ar", "specvla", "last", "kerv", "kerv_fixed", "heisd_fixed", "last_fixed")
-# Of each policy its rows, the most informative ones first: methods, environment, episodes.
+# A row of a policy: methods, environment, episodes. The most informative rows come first.
 Row = tuple[tuple[str | Method, ...], str, range]
 
 
 def flow_rows(suite: str, *names: str) -> dict[str, Row]:
-    """Of a flow policy, numbers of steps on a suite."""
+    """Rows of a flow policy on a suite, each with its number of steps."""
     return {name: ((FLOW[name],), suite, EPISODES) for name in names}
 
 
@@ -68,7 +68,7 @@ POLICIES: dict[str, dict[str, Row]] = {
         "w4a8": ((FLOW["full"],), SPATIAL, FEWER),
         "checked": (tuple(FLOW[name] for name in CHECKED), SPATIAL, FEWER),
     },
-    # Of the same demonstrations with cameras, in three seeds, and without.
+    # Trained on the same demonstrations: with cameras, with three seeds, and without cameras.
     "libero-spatial-flow-60": {**flow_rows(SPATIAL, "full"), "swap": ((FLOW["full"],), SWAP, EPISODES)},
     **{f"libero-spatial-flow-60-{seed}": flow_rows(SPATIAL, "full") for seed in (1, 2)},
     "libero-spatial-state": flow_rows(SPATIAL, "full"),
@@ -88,16 +88,16 @@ POLICIES: dict[str, dict[str, Row]] = {
     # The scripted expert, which knows where everything stands: can it be done at all?
     EXPERT: {"spatial": ((), SPATIAL, FEW), "swap": ((), SWAP, FEW), "object": ((), OBJECT, FEW)},
 }  # fmt: skip
-# Of a target its draft, None for a pair of action codes, and episodes; and methods that ask it at a rate.
+# For each target its draft, None for a pair of action codes, and the episodes of its gates.
 PAIRS = {"libero-spatial": (None, FEWER), "libero-spatial-flow": ("libero-spatial-draft", EPISODES)}
-# Up to so many episodes, in cells of their own, some rows of a policy go on with some of their methods.
+# Some rows of a policy go on with some of their methods, up to so many episodes, in cells of their own.
 LONGER, MORE, ALL = "libero-spatial-flow", "-more", 200
 GOES_ON: dict[str, tuple[str | Method, ...]] = {
     "gates-0.4": (ALONE, "draft", "random", "adahi"), "gates-0.2": ("random", "adahi"),
     "full": (FLOW["full"],), "full_1": (FLOW["full_1"],),
     "checked": tuple(FLOW[name] for name in ("flash", "flash_fitted", "block")),
 }  # fmt: skip
-# Of the picture, by the method in whose colour they are drawn.
+# Methods of the picture, by the method of other pictures whose colour they have.
 SHOWN = {
     "draft": "draft", "random": "random", "adahi": "adahi", "learned": "learned", "hybrid": "hybrid",
     "target": "full", "target_on_device": "full_1",
@@ -107,7 +107,7 @@ SEEDS = ("libero-spatial-flow-60", "libero-spatial-flow-60-1", "libero-spatial-f
 KEPT = ("tasks", "inferences", "sent", "accepted", "passes", "full", "failed", "actions_per_round")
 # Methods of a pair that no rate changes; cells of gates at a rate; inferences that a learned one is trained on, twice.
 UNRATED, RATES, CALIBRATED, LESSONS = (ALONE, "draft", "hybrid"), (0.4, 0.2), 20, 1000
-# Episodes on the path of the target's on which decodings are timed.
+# Episodes of the target's path on which decodings are timed.
 ON_PATH = 20
 BEHIND_DRAFT = ("draft", "random", "adahi", "learned", "hybrid")
 # Inferences within which most episodes that succeed have ended.
@@ -129,14 +129,14 @@ GATES["skips-0.4"] = Asking(0.4, ("random", "adahi"), 3)
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """Of every policy that is there a cell for each row, its gates, and times of fewer steps and of checked rounds."""
-    there = {**named_bundles(), EXPERT: Path()}
-    for policy in (name for name in POLICIES if name in there):
-        rows, checked = POLICIES[policy], (there[policy] / BLOCK).exists()
+    """The cells of every installed policy: its rows, its gates, and times of fewer steps and of checked rounds."""
+    bundles = {**named_bundles(), EXPERT: Path()}
+    for policy in (name for name in POLICIES if name in bundles):
+        rows, checked = POLICIES[policy], (bundles[policy] / BLOCK).exists()
         for name in (name for name in rows if checked or name != "checked"):
             yield Cell(f"{policy}/{name}", partial(measure, QUANTISED.get(name, policy), rows[name]))
-        for name, of in GATES.items() if policy in PAIRS else ():
-            yield Cell(f"{policy}/{name}", partial(gated, policy, (of.methods, SPATIAL, PAIRS[policy][1]), of))
+        for name, gates in GATES.items() if policy in PAIRS else ():
+            yield Cell(f"{policy}/{name}", partial(gated, policy, (gates.methods, SPATIAL, PAIRS[policy][1]), gates))
         for name, going_on in GOES_ON.items() if policy == LONGER else ():
             done = rows[name][2] if name in rows else PAIRS[policy][1]
             row = going_on, SPATIAL, range(done.stop, ALL)
@@ -161,7 +161,7 @@ def measure(policy: str, row: Row, folder: Path, run: Run) -> dict[str, Any]:
 
 
 def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
-    """The same of the scripted expert, undisturbed."""
+    """Success and control steps of the scripted expert, undisturbed."""
     task, rows = load_task(evaluated_in(env)), list[Episodes | None]()
     world = task.make(render_mode=None)
     for episode in range(episodes):
@@ -171,31 +171,31 @@ def demonstrated(env: str, episodes: int, seed: int) -> dict[str, Any]:
     return {"won": [int(row is not None) for row in rows], "steps": steps, "tasks": {}, "inferences": sum(steps)}
 
 
-def gated(policy: str, row: Row, of: Asking, folder: Path, run: Run) -> dict[str, Any]:
+def gated(policy: str, row: Row, gates: Asking, folder: Path, run: Run) -> dict[str, Any]:
     """The policy behind its draft; gates are calibrated on drawn states."""
     pair, (draft, _), (methods, env, episodes) = policy, PAIRS[policy], row
     if draft is not None:
         pair = made_pair(folder / "pair", draft, policy, env=SPATIAL)
     if "learned" in methods:
         lessons, few = run.few(LESSONS), run.few(CALIBRATED)
-        specact("calibrate", pair, "--gate", "learned", "--rate", of.rate, "--lessons", lessons, "--episodes", few,
-                "--workers", 1, "--seed", run.seed)  # fmt: skip
-    options = (f"max_skips={of.limit}",) if of.limit else ()
-    what = Evaluation(pair, env, methods, len(episodes), rate=of.rate, gate_options=options)
+        specact("calibrate", pair, "--gate", "learned", "--rate", gates.rate, "--lessons", lessons,
+                "--episodes", few, "--workers", 1, "--seed", run.seed)  # fmt: skip
+    options = (f"max_skips={gates.limit}",) if gates.limit else ()
+    what = Evaluation(pair, env, methods, len(episodes), rate=gates.rate, gate_options=options)
     return succeeded(replace(what, first=episodes.start, calibration_episodes=CALIBRATED), folder, run)
 
 
 def succeeded(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
-    """What is kept, by method."""
+    """What is kept of an evaluation, by method."""
     summary = evaluated(replace(evaluation, seed=run.seed, shard=SHARD, **UNTIMED), folder, run)
     return {
         name: {
             "won": [int(value) for value in outcomes(folder, name)],
             "stuck": stuck(read_table(folder / "steps" / name), outcomes(folder, name)),
             "steps": [int(value) for value in outcomes(folder, name, "steps")],
-            **{key: of[key] for key in KEPT if key in of},
+            **{key: metrics[key] for key in KEPT if key in metrics},
         }
-        for name, of in summary["methods"].items()
+        for name, metrics in summary["methods"].items()
     }
 
 
@@ -206,7 +206,7 @@ def stuck(steps: Mapping[str, np.ndarray], won: np.ndarray) -> float | None:
 
 
 def times(policy: str, folder: Path, run: Run) -> dict[str, dict[str, float]]:
-    """Of an inference in fewer steps, and of the draft, over ten steps', alternating: other load falls on all alike."""
+    """Times of fewer steps and of the draft over those of ten steps; they alternate, so that load falls on all."""
     others = {f"{steps} steps" if steps > 1 else "1 step": (policy, steps) for steps in (5, 2, 1)}
     draft, _ = PAIRS.get(policy, (None, EPISODES))
     if draft is not None:
@@ -223,16 +223,15 @@ def gain(policy: str, folder: Path, run: Run) -> dict[str, Any]:
 def joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a method's first episodes and of more, as of all; shares and means are per inference."""
     count = first["inferences"] + more["inferences"]
-    found = {
-        name: (of * first["inferences"] + more[name] * more["inferences"]) / count
-        for name, of in first.items() if isinstance(of, float) and name != "stuck"
+    total: dict[str, Any] = {
+        name: (value * first["inferences"] + more[name] * more["inferences"]) / count
+        for name, value in first.items() if isinstance(value, float) and name != "stuck"
     }  # fmt: skip
-    found |= {name: first[name] + more[name] for name in ("won", "steps")}
-    counts = {
-        task: {end: of[end] + more["tasks"][task][end] for end in ("k", "n")} for task, of in first["tasks"].items()
-    }
-    tasks = {task: {**of, **asdict(wilson(of["k"], of["n"])), "rate": of["k"] / of["n"]} for task, of in counts.items()}
-    return found | {"inferences": count, "tasks": tasks}
+    total |= {name: first[name] + more[name] for name in ("won", "steps")} | {"inferences": count, "tasks": {}}
+    for task, row in first["tasks"].items():
+        k, n = (row[key] + more["tasks"][task][key] for key in ("k", "n"))
+        total["tasks"][task] = {"k": k, "n": n, **asdict(wilson(k, n)), "rate": k / n}
+    return total
 
 
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
@@ -241,7 +240,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
         cells, labels = results.get(policy, {}), set[str]()
         for name in (*rows, *GATES):
             more = cells.get(name + MORE, {})
-            for method, of in cells.get(name, {}).items():
+            for method, cell in cells.get(name, {}).items():
                 label = name if len(cells[name]) == 1 else method
                 if name in GATES:
                     asks = f"{GATES[name].rate}{', limit' * bool(GATES[name].limit)}"
@@ -249,16 +248,16 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                 if label in labels:
                     continue
                 labels.add(label)
-                late = more.get(method, of).get("stuck")
-                of = joined(of, more[method]) if method in more else of
-                won, steps = np.array(of["won"], float), np.array(of["steps"], float)
-                counts = {**of, "actions_per_round": steps.sum() / of["inferences"]}
+                late = more.get(method, cell).get("stuck")
+                total = joined(cell, more[method]) if method in more else cell
+                won, steps = np.array(total["won"], float), np.array(total["steps"], float)
+                counts = {**total, "actions_per_round": steps.sum() / total["inferences"]}
                 yield {
                     "policy": policy, "name": label, "episodes": len(won), "won": won, "steps": steps,
                     "success": asdict(wilson(int(won.sum()), len(won))),
-                    "chunks": of["inferences"] / len(won), "actions": counts["actions_per_round"],
-                    "tasks": of["tasks"], "sent": of["sent"] if name in GATES else None,
-                    "stuck": late, "passes": of.get("passes"),
+                    "chunks": total["inferences"] / len(won), "actions": counts["actions_per_round"],
+                    "tasks": total["tasks"], "sent": total["sent"] if name in GATES else None,
+                    "stuck": late, "passes": total.get("passes"),
                     "ms": milliseconds(method if name in GATES else label, counts, cells),
                 }  # fmt: skip
 
@@ -282,7 +281,7 @@ def milliseconds(method: str, counts: Mapping[str, Any], cells: Mapping[str, Any
     return None
 
 
-# Of a row, by its name or its policy's and its own, the rivals; every other row has the first one of its policy.
+# The rivals of a row, by its name, or by its policy and its name; any other row has the first one of its policy.
 RIVALS: dict[str, tuple[str, ...]] = {
     **{f"{EXPERT} {name}": () for name in POLICIES[EXPERT]},
     "libero-spatial-state full": ("libero-spatial-flow-60 full",),
@@ -322,17 +321,17 @@ def pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def task_times(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """TISED's task time, failures at the limit counted: the world waits for every chunk; paired with ten steps."""
     for policy in dict.fromkeys(row["policy"] for row in rows):
-        found = {row["name"]: row for row in rows if row["policy"] == policy and row["name"] in STEPS}
-        for name, row in found.items() if {"full", "full_1"} <= found.keys() else ():
-            both = slice(min(row["episodes"], found["full"]["episodes"]))
-            steps = {each: found[each]["steps"][both] for each in (name, "full")}
-            chunks = {each: np.ceil(of / 16) for each, of in steps.items()}
-            won = (row["won"][both] * found["full"]["won"][both]).astype(bool)
+        by_name = {row["name"]: row for row in rows if row["policy"] == policy and row["name"] in STEPS}
+        for name, row in by_name.items() if {"full", "full_1"} <= by_name.keys() else ():
+            both = slice(min(row["episodes"], by_name["full"]["episodes"]))
+            steps = {kind: by_name[kind]["steps"][both] for kind in (name, "full")}
+            chunks = {kind: np.ceil(counts / 16) for kind, counts in steps.items()}
+            won = (row["won"][both] * by_name["full"]["won"][both]).astype(bool)
             for hardware, profile in PI05.items():
-                _, of = load_hardware(profile)
-                assert of.base_ms is not None, "it has absolute times"
-                took = {each: 1e-3 * (of.base_ms + of.step_ms * count) for each, count in STEPS.items()}
-                spent = {n: c * took[n] + steps[n] * TICK_S for n, c in chunks.items()}
+                _, latency = load_hardware(profile)
+                assert latency.base_ms is not None, "it has absolute times"
+                took = {kind: 1e-3 * (latency.base_ms + latency.step_ms * count) for kind, count in STEPS.items()}
+                spent = {kind: chunks[kind] * took[kind] + steps[kind] * TICK_S for kind in steps}
                 yield {
                     "policy": policy, "steps": STEPS[name], "hardware": hardware,
                     "chunks": asdict(mean_interval(chunks[name])), "task": asdict(mean_interval(spent[name])),
@@ -348,18 +347,20 @@ def report(results: Results) -> Report:
     rows = list(rows_of(results))
     tests, spent, seeds = contrasts_of(rows), list(task_times(rows)), pooled(rows)
     per_task = [
-        {"policy": row["policy"], "name": row["name"], "task": task.replace("_", " "), "success": of}
-        for row in rows for task, of in sorted(row["tasks"].items())
+        {"policy": row["policy"], "name": row["name"], "task": task.replace("_", " "), "success": success}
+        for row in rows for task, success in sorted(row["tasks"].items())
     ]  # fmt: skip
-    measured = [{"policy": policy, "steps": name, "time": of}
-                for policy in POLICIES for name, of in results.get(policy, {}).get("times", {}).items()]  # fmt: skip
+    measured = [{"policy": policy, "steps": name, "time": time}
+                for policy in POLICIES for name, time in results.get(policy, {}).get("times", {}).items()]  # fmt: skip
     named = [(f"{row['policy']} {row['name']}", row) for row in rows]
     named += [(f"{row['on']} {row['first']}_{row['second']}", row) for row in tests]
     facts: dict[str, Any] = {name.removeprefix("libero-").replace(".", ""): row for name, row in named}
     split = Experiment.load("split").stored()["virtual"]["libero-spatial-tokens"]["20"]
-    facts["split"] = {f"{row['link']} {row['method']}": row["speedup"]["device"] for of in split.values() for row in of}
+    facts["split"] = {
+        f"{row['link']} {row['method']}": row["speedup"]["device"] for link in split.values() for row in link
+    }
     delayed = Experiment.load("delay").stored()["libero"]
-    facts["delayed"] = {f"{name} {d}": of["success"] for name, at in delayed.items() for d, of in at.items()}
+    facts["delayed"] = {f"{name} {d}": cell["success"] for name, at in delayed.items() for d, cell in at.items()}
     facts |= {"time": results[LONGER]["times"], "decoded": results["libero-spatial-tokens"]["gain"], "trainings": seeds}
     for row in spent:
         if row["policy"] == LONGER:
@@ -394,10 +395,11 @@ def report(results: Results) -> Report:
               [{**claim, "ours": filled(claim["ours"], facts)} for claim in published]),
         contrast_table(tests, family="success, every method against its control, or the first one of its policy"),
     ]  # fmt: skip
+    longer = [row for row in rows if row["policy"] == LONGER]
     drawn = {
-        style: points_of({row["sent"] or 0.0: row["success"] for row in rows if row["policy"] == LONGER
-                          and row["name"].partition(" ")[0] == of}) for style, of in SHOWN.items()
-    }  # fmt: skip
+        style: points_of({row["sent"] or 0.0: row["success"] for row in longer if row["name"].split(" ")[0] == name})
+        for style, name in SHOWN.items()
+    }
     labels = SHOWN | {"target": "ten steps, no draft", "target_on_device": "one step, no draft"}
     picture = partial(draw_series, drawn, "share of inferences that ask", "success", "LIBERO-Spatial", labels)
     return Report(tables, facts, [Picture("libero.svg", picture)])

@@ -25,7 +25,7 @@ from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.statistics import contrast, seeds_interval
 
 # Episodes of each of the ten tasks: none of the demonstrations and calibrations begins like one of them.
-EACH, BLANKED, RATE = 20, 5, 0.4
+PER_TASK, BLANKED, RATE = 20, 5, 0.4
 # Actions executed of a chunk, and the seed of the episodes that one of them is selected on.
 EXECUTED, CHOSEN_SEED = (4, 2, 1), 2
 TARGET = "target_on_device"
@@ -83,40 +83,34 @@ def source(name: str, run: Run, *, calibrated: bool = False) -> str:
     return str(bundle) if (bundle / "manifest.json").exists() else name
 
 
-def alone(name: str, execute: int, run: Run) -> str:
-    """A pair of a policy with itself that executes so many actions of a chunk."""
-    bundle = source(name, run)
-    return made_pair(run.out / "pairs" / f"{name}-{execute}", bundle, bundle, execute=execute)
-
-
 def evaluation(
-    pair: str, methods: Sequence[str], each: int, folder: Path, run: Run, *, env: str | None = None, seed: int = 0
+    pair: str, methods: Sequence[str], per_task: int, folder: Path, run: Run, *, env: str | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """What is kept of an evaluation on so many episodes of each task."""
-    what = Evaluation(pair, env, tuple(methods), 10 * each, seed or run.seed, RATE)
+    what = Evaluation(pair, env, tuple(methods), 10 * per_task, seed or run.seed, RATE)
     return evaluated(what, folder, run)
 
 
 def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:
-    """A pair, and again with every camera blank."""
+    """The success of a pair's methods, and of two of them with every camera blank."""
     pair, blank = source(name, run), "experiments.metaworld:BLANK"
     return {
-        "seen": evaluation(pair, METHODS, EACH, folder / "seen", run),
+        "seen": evaluation(pair, METHODS, PER_TASK, folder / "seen", run),
         "blank": evaluation(pair, ("draft", "hybrid"), BLANKED, folder / "blank", run, env=blank),
     }
 
 
 def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Every gate of a pair with a learned gate's head at one rate; Holm's correction over its contrasts."""
-    summary = evaluation(source(name, run), GATED, EACH, folder / "run", run)
+    summary = evaluation(source(name, run), GATED, PER_TASK, folder / "run", run)
     won = {method: outcomes(folder / "run", method) for method in GATED}
     return {"episodes": summary["episodes"], "methods": summary["methods"], "contrasts": paired(won, GATE_CONTRASTS)}
 
 
 def seeds(folder: Path, run: Run) -> dict[str, Any]:
-    """By method and contrast the success of each training seed, and of all with an interval over seeds and episodes."""
+    """Success by method and contrast: of each training seed, and of all, with an interval over seeds and episodes."""
     for name in SEEDS:
-        evaluation(source(name, run), METHODS, EACH, folder / name, run)
+        evaluation(source(name, run), METHODS, PER_TASK, folder / name, run)
     success = {method: [outcomes(folder / name, method) for name in SEEDS] for method in METHODS}
     contrasts = {
         f"{first} - {second}": [a - b for a, b in zip(success[first], success[second], strict=True)]
@@ -131,14 +125,17 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
 
 def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """A policy with fewer actions of a chunk executed; the number is selected on episodes of its own."""
+    bundle = source(name, run)
 
-    def success(number: int, kind: str, each: int, seed: int) -> dict[str, Any]:
-        summary = evaluation(alone(name, number, run), (TARGET,), each, folder / f"{kind}-{number}", run, seed=seed)
+    def success(number: int, kind: str, per_task: int, seed: int) -> dict[str, Any]:
+        # The policy stands for both parts of the pair, which executes so many actions of a chunk.
+        pair = made_pair(run.out / "pairs" / f"{name}-{number}", bundle, bundle, execute=number)
+        summary = evaluation(pair, (TARGET,), per_task, folder / f"{kind}-{number}", run, seed=seed)
         return dict(summary["methods"][TARGET]["success"])
 
-    chosen = {number: success(number, "chosen", EACH // 2, CHOSEN_SEED) for number in EXECUTED}
+    chosen = {number: success(number, "chosen", PER_TASK // 2, CHOSEN_SEED) for number in EXECUTED}
     best = max(EXECUTED, key=lambda number: chosen[number]["rate"])
-    judged = {number: success(number, "judged", EACH, run.seed) for number in {EXECUTED[0], best}}
+    judged = {number: success(number, "judged", PER_TASK, run.seed) for number in {EXECUTED[0], best}}
     won = {number: outcomes(folder / f"judged-{number}", TARGET) for number in judged}
     return {
         "policy": name, "tried": {str(number): success for number, success in chosen.items()}, "best": best,

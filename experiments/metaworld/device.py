@@ -14,19 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments.grid import Cell, Run, made_pair, specact
-from experiments.measure import paired
+from experiments.measure import from_digits, paired, to_digits
 from specact.files import file_stem
 from specact.lab.rollout.processes import linked, serving
 from specact.load import load_pair
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
 # asynchronous remote target [ms]. Late verdicts have that of specact run, the latter of the former two.
-PERIOD_MS, CHUNK_MS, REMOTE_MS = "50", "200", "1000"
+PERIOD_MS, CHUNK_MS, REMOTE_MS = 50, 200, 1000
 EPISODES, RATE = 20, "0.4"
-# By target: the name of its pair, shares of a core, and Euler steps of the target with fewer steps.
+# For each target the name of its pair, shares of a core, and the Euler steps of the target with fewer steps.
 TARGETS: dict[str, tuple[str, tuple[float, ...], int]] = {
     "metaworld-tokens": ("tokens", (1.0, 0.25, 0.1, 0.05), 0), "metaworld-flow": ("flow", (1.0, 0.1, 0.05), 1),
 }  # fmt: skip
@@ -35,31 +33,30 @@ LINKS = ("wifi-paper", "lte", f"rtt:{RECORDING}")
 
 
 class Method(NamedTuple):
-    """A way to control the robot, over a link or not: verb and options, in which words in capitals are placeholders."""
+    """A way to control the robot, over a link or not: a command, in which words in capitals are placeholders."""
 
     name: str
     linked: bool
-    options: tuple[str, ...]
+    command: str
 
 
 # With a slow target observations are old; the default limit on their age would stop the robot.
-WAITING = ("--gate", "never", "--max-chunk-age-ms", "5000")
+WAITING = "--gate never --max-chunk-age-ms 5000"
 # The whole chunk may be executed, and the next one is requested at its start.
 ASYNCHRONOUS = (
-    "--execution", "aligned", "--execute-actions", "CHUNK", "--overlap-actions", "OVERLAP", "--idle", "nothing",
-    "--max-chunk-age-ms", "5000",
-)  # fmt: skip
+    "--execution aligned --execute-actions CHUNK --overlap-actions OVERLAP --idle nothing --max-chunk-age-ms 5000"
+)
 METHODS = (
-    Method("target, waited for", False, ("run", "ALONE", *WAITING)),
-    Method("target, asynchronous", False, ("play", "TARGET", *ASYNCHRONOUS)),
-    Method("target, fewer steps", False, ("run", "FEWER", *WAITING)),
-    Method("draft", False, ("run", "PAIR", "--gate", "never")),
-    Method("ADAHI", True, ("run", "PAIR", "--gate", "adahi", "--deadline-ms", PERIOD_MS)),
-    Method("hybrid", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", PERIOD_MS)),
-    Method("ADAHI, 200 ms", True, ("run", "PAIR", "--gate", "adahi", "--deadline-ms", CHUNK_MS)),
-    Method("hybrid, 200 ms", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", CHUNK_MS)),
-    Method("late ADAHI", True, ("run", "PAIR", "--gate", "adahi", "--execution", "late")),
-    Method("remote target, asynchronous", True, ("play", "SERVER", *ASYNCHRONOUS, "--deadline-ms", REMOTE_MS)),
+    Method("target, waited for", False, f"run ALONE {WAITING}"),
+    Method("target, asynchronous", False, f"play TARGET {ASYNCHRONOUS}"),
+    Method("target, fewer steps", False, f"run FEWER {WAITING}"),
+    Method("draft", False, "run PAIR --gate never"),
+    Method("ADAHI", True, f"run PAIR --gate adahi --deadline-ms {PERIOD_MS}"),
+    Method("hybrid", True, f"run PAIR --gate always --deadline-ms {PERIOD_MS}"),
+    Method("ADAHI, 200 ms", True, f"run PAIR --gate adahi --deadline-ms {CHUNK_MS}"),
+    Method("hybrid, 200 ms", True, f"run PAIR --gate always --deadline-ms {CHUNK_MS}"),
+    Method("late ADAHI", True, "run PAIR --gate adahi --execution late"),
+    Method("remote target, asynchronous", True, f"play SERVER {ASYNCHRONOUS} --deadline-ms {REMOTE_MS}"),
 )
 COMPARED = (
     ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
@@ -75,7 +72,7 @@ def plan(pair_of: Callable[[str, Run], str]) -> Iterator[Cell]:
     """Every method on every link that it needs, at all shares of a core."""
     for target in TARGETS:
         for method in METHODS:
-            if "FEWER" not in method.options or TARGETS[target][2]:
+            if "FEWER" not in method.command or TARGETS[target][2]:
                 for link in LINKS if method.linked else ("",):
                     name = file_stem(f"{method.name}-{link}".rstrip("-"))
                     yield Cell(f"device/{target}/{name}", partial(measure, target, method, link, pair_of))
@@ -92,14 +89,14 @@ def measure(
     stands = {"PAIR": path, "TARGET": target, "CHUNK": str(chunk), "OVERLAP": str(chunk - 1)}
     # As many actions of a chunk as in the pair: executing more of them is a different policy.
     for word, steps in (("ALONE", 10), ("FEWER", fewer)):
-        if word in method.options:
+        if word in method.command:
             stands[word] = made_pair(folder / word.lower(), target, target, execute=pair.execute, draft_steps=steps)
     with ExitStack() as stack:
-        server = stack.enter_context(serving(path if "PAIR" in method.options else target))
+        server = stack.enter_context(serving(path if "PAIR" in method.command else target))
         where = f"rtt:{run.needed('recorded links') / RECORDING}" if link.startswith("rtt:") else link
         port = stack.enter_context(linked(server.port, where, run.seed)).port if link else server.port
         stands["SERVER"] = f"ws://127.0.0.1:{port}"
-        options = [stands.get(option, option) for option in method.options]
+        options = [stands.get(word, word) for word in method.command.split()]
         options += ["--server", stands["SERVER"]] if options[0] == "run" else []
         options += ["--rate", RATE] if "adahi" in options else []
         return [{"method": method.name, "link": link, "share": share} | drive(options, share, run) for share in shares]
@@ -115,15 +112,15 @@ def drive(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
         "misses": said["missed"],
         "late": said.get("late") and {"missed": said["late"]["missed"], "transmitted": said["late"]["requests"]},
         "episodes": len(episodes), "successes": sum(episode["success"] for episode in episodes),
-        "won": "".join(str(int(episode["success"])) for episode in episodes),
+        "won": to_digits(episode["success"] for episode in episodes),
         "steps": sum(episode["steps"] for episode in episodes), "held": sum(episode["held"] for episode in episodes),
         "world_late_ms": max(episode["world_late_ms"] for episode in episodes),
     }  # fmt: skip
 
 
 def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of :data:`COMPARED` at the same share on the same episodes, over every link against one that needs none."""
-    won = {(row["method"], row["link"], row["share"]): np.array([won == "1" for won in row["won"]]) for row in cells}
+    """The contrasts of :data:`COMPARED`, at one share on the same episodes; methods without a link at every link."""
+    won = {(row["method"], row["link"], row["share"]): from_digits(row["won"]) for row in cells}
     pairs = [
         ((first, link, share), (second, over, share))
         for first, link, share in won

@@ -17,7 +17,7 @@ from specact.lab.rollout.statistics import wilson
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")
 RECORDED = f"rtt:{device.RECORDING}"
-# Of the page's table and picture: methods, and the link of those that use one.
+# Methods of the page's table and picture, and the link of those that use one.
 SHOWN = {
     "target, waited for": "", "target, asynchronous": "", "target, fewer steps": "", "draft": "",
     "ADAHI": RECORDED, "hybrid": RECORDED, "late ADAHI": RECORDED, "remote target, asynchronous": RECORDED,
@@ -40,7 +40,7 @@ def report(results: Mapping[str, Any]) -> Report:
         {"pair": name, **{method: run["seen"]["methods"][method] for method in METHODS}}
         for name, run in results["policies"].items()
     ]
-    asked = one_family(_asked(results))
+    gated = one_family(_gated(results))
     timed = one_family(row for name in cells for row in _timed(name, cells[name], results["device"]["contrasts"]))
     covered = one_family(under("pusht", results["cameras"]["contrasts"], "coverage"))
     methods: list[dict[str, Any]] = [
@@ -87,7 +87,7 @@ def report(results: Mapping[str, Any]) -> Report:
               rows=[{"policy": name, "number": number, "tried": tried,
                      "judged": row["judged"].get(number, {"success": None})["success"]}
                     for name, row in results["replanning"].items() for number, tried in row["tried"].items()]),
-        contrast_table(asked, "contrasts", "gates, verification and executed actions"),
+        contrast_table(gated, "contrasts", "gates, verification and executed actions"),
         contrast_table(timed, "real-time-contrasts", "methods in real time, both targets"),
         contrast_table(covered, "cameras-contrasts", "cameras on PushT"),
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def report(results: Mapping[str, Any]) -> Report:
         "seeds": {name: row["all"] for name, row in seeds["rows"].items()},
         "blank": {name: run["blank"]["methods"] for name, run in results["policies"].items()},
         "cameras": {f"{row['first']} {row['second']}": row for row in covered},
-        **{f"{row['on'].split(',')[0]}_{row['first']}_{row['second']}": row for row in asked},
+        **{f"{row['on'].split(',')[0]}_{row['first']}_{row['second']}": row for row in gated},
     }  # fmt: skip
     for row in timed:
         target, link, share = row["on"].split(", ")
@@ -116,7 +116,7 @@ def _cell(target: str, cell: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _asked(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _gated(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Contrasts of gates before every pair, and of executed actions."""
     for name, run in results["policies"].items():
         yield from under(name, run["seen"]["contrasts"])
@@ -160,9 +160,8 @@ def draw(every: Mapping[tuple[str, str, str, float], Mapping[str, Any]]) -> Figu
             style: method.replace(", async", ",\nasync") + " (Wi-Fi)" * bool(SHOWN[method])
             for method, style in DRAWN.items()
         }
-        drawn = {style: points for style, points in series.items() if points}
         axes.set_xscale("log")
-        add_series(axes, drawn, "share of a core that the device has", "success", target, names)
+        add_series(axes, series, "share of a core that the device has", "success", target, names)
         axes.set_xticks([1.0, 0.25, 0.1, 0.05], ["1", "1/4", "1/10", "1/20"], minor=False)
         axes.set_xticks([], minor=True)
     return figure

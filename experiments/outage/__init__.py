@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import Cell, Results, Run
+from experiments.measure import from_digits
 from experiments.outage.film import FILMED, Film
 from experiments.outage.robots import METHODS, OUTAGE_S, PERIOD_S, PULLED_S, race
 from experiments.report import Picture, Report, Table, contrast_table, one_family
@@ -59,12 +60,12 @@ def report(results: Results) -> Report:
 
 
 def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """By episode: still periods with the link ``down`` and in the ``rest``, longest ``stall_s``, ``success``."""
-    still = [np.array([*map(int, row["still"])], float) for row in rows]
+    """For each episode the share of still periods with the link ``down`` and in the ``rest``, and the longest stall."""
+    still = [from_digits(row["still"]) for row in rows]
     stalls = [max((len([*run]) for stood, run in groupby(row["still"]) if stood == "1"), default=0) for row in rows]
     return {
-        "down": np.array([each[_OUTAGE].mean() for each in still]),
-        "rest": np.array([np.r_[each[: _OUTAGE.start], each[_OUTAGE.stop :]].mean() for each in still]),
+        "down": np.array([episode[_OUTAGE].mean() for episode in still]),
+        "rest": np.array([np.delete(episode, _OUTAGE).mean() for episode in still]),
         "stall_s": PERIOD_S * np.array(stalls, float),
         "success": np.array([row["success"] for row in rows], float),
         "success_s": np.array([row["success_s"] for row in rows], float),

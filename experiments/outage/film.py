@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from experiments.measure import to_digits
 from experiments.outage.robots import FILM_S, OUTAGE_S, PERIOD_S, PULLED_S
 from specact.lab.envs.pusht import ARENA_PX, GOAL_ANGLE_RAD, GOAL_XY_PX
 from specact.lab.report.figures import GROUND, INK, MUTED, RULE, style_of
@@ -21,8 +22,8 @@ FILMED = {"target": "plain client", "adahi": "specact"}
 _ABOUT = {"target": "task: grey T onto green T", "adahi": "same server, same start"}
 SIZE, PANEL, TOP, LEFT, PAD = (720, 600), 340, 124, 156, 13
 ALARM, BLOCK, GOAL = "#c1272d", "#8b95a1", "#cfe8d2"
-# The two bars of gym-pusht's T in its own frame [px]; the agent's radius. What is drawn: how
-# much finer, of the past how many control periods, and from how many on a stall is named.
+# The two bars of gym-pusht's T in its own frame [px]. Below, the agent's radius [px], how many times finer than shown a
+# scene is drawn, how many control periods its trail has, and from how many on a stall is named.
 _T = (np.array([[-60, 0], [60, 0], [60, 30], [-60, 30]]), np.array([[-15, 30], [15, 30], [15, 120], [-15, 120]]))
 _RADIUS, _FINER, _TRAIL, _WORDS = 15.0, 2, 12, 24
 
@@ -70,7 +71,7 @@ class Film:
     def _timeline(self, draw: ImageDraw.ImageDraw, step: int) -> None:
         top, high, gap = TOP + PANEL + 14, 28, 8
         x = [LEFT + (SIZE[0] - PAD - LEFT) * number * PERIOD_S / FILM_S for number in range(step + 2)]
-        down = "".join(str(int(PULLED_S <= each * PERIOD_S < PULLED_S + OUTAGE_S)) for each in range(step + 1))
+        down = to_digits(PULLED_S <= period * PERIOD_S < PULLED_S + OUTAGE_S for period in range(step + 1))
         rows = [("link", down, "#a9c3d9")]
         rows += [(name, self.episodes[key]["still"][: step + 1], style_of(key).colour) for key, name in FILMED.items()]
         for number, (name, bad, colour) in enumerate(rows):
@@ -87,7 +88,7 @@ class Film:
 
 
 def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Matplotlib's own, which is everywhere the same."""
+    """Matplotlib's own font, which is the same everywhere."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(str(Path(mpl.get_data_path(), "fonts", "ttf", name)), size)
 

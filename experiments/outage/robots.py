@@ -13,6 +13,7 @@ from typing import Any
 
 from websockets.sync.client import connect
 
+from experiments.measure import connected, to_digits
 from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.execution.schedule import Execution
@@ -27,8 +28,6 @@ from specact.links.shaper import Shaper
 from specact.load import load_pair, load_policy
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
 from specact.robot.chunks import ChunkRunner, Inference, InferenceThread, LocalSource
@@ -87,8 +86,7 @@ def acting_of(method: str, ports: Sequence[int], seed: int, stack: ExitStack) ->
         return SpeculativePolicy(pair, Never(), seed=seed)
     if method.startswith("adahi"):
         late = method == "adahi_late"
-        client = stack.enter_context(Client(Endpoint("ws", "127.0.0.1", ports[0]), pair.exchange.contract, method))
-        client.connect(READY_S)
+        client = stack.enter_context(connected(ports[0], pair.exchange.contract, method))
         verifier = remote_verifier(client, pair, 1e3 * PERIOD_S * (pair.execute if late else 1))
         return SpeculativePolicy(
             pair, calibrated_gate(pair, "adahi", RATE), verifier=verifier,
@@ -137,8 +135,8 @@ def summary_of(frames: Sequence[Frame], origins: dict[int, Origin | None]) -> di
     stood = [later.held > earlier.held for earlier, later in pairwise(frames)]
     sources = [origins.get(step) for step in range(len(stood))]
     return {
-        "still": "".join(str(int(each)) for each in stood),
-        "whom": "".join("-" if each is None else str(int(each)) for each in sources),
+        "still": to_digits(stood),
+        "whom": "".join("-" if source is None else str(int(source)) for source in sources),
         "success": won is not None, "success_s": EPISODE_S if won is None else round(won * PERIOD_S, 1),
         "world_late_ms": round(1e3 * frames[-1].late_s, 1),
         "path": [pose_of(frame.observation) for frame in frames[:_FILMED]],

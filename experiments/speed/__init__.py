@@ -51,12 +51,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def spreads(rounds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Of each."""
+    """The spread of the rounds of each kind of value."""
     return {name: spread(values) for name, values in rounds.items()}
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Round by round."""
+    """The spread of ours over theirs, round by round."""
     return spread((np.array(ours) / np.array(theirs)).tolist())
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.grid import CELL, Cell, Experiment, Results, Run
-from experiments.measure import interleaved, seconds_of
+from experiments.measure import connected, interleaved, seconds_of
 from experiments.report import Picture, Report, Table, between, named
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import PERIOD_S, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
-from experiments.split.sockets import GATED, STRETCH, TURNS, Device, calibrate_along, staged_client, target_windows
+from experiments.split.sockets import GATED, STRETCH, TURNS, Device, calibrate_along, target_windows
 from experiments.tised.tables import systems_of
 from specact.families.tokens.policy import load_tokens
 from specact.lab.evaluation.cost import median_ms
@@ -31,7 +31,16 @@ from specact.lab.train.split import split_bundle
 from specact.load import load_pair
 from specact.rng import Role, StepAddress, stream
 from specact.systems.roboecc import StageCosts, measure_costs
-from specact.systems.staged import PRECISIONS, StagedFolder, TokenStages, load_staged, pack, reader_of, unpack
+from specact.systems.staged import (
+    PRECISIONS,
+    StagedFolder,
+    TokenStages,
+    load_staged,
+    pack,
+    reader_of,
+    split_contract,
+    unpack,
+)
 from specact.types import Floats
 
 BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
@@ -43,27 +52,19 @@ FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 LINKS = ("5g-like", "lte", "lte-driving", "wifi")
 # The fourth link, on which an inference takes a second, is simulated in virtual time only.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
-# Placements that are measured over sockets, too.
+# Placements that are measured over sockets as well.
 OVER = ("device", "server", "static", "roboecc", "smallest")
-# Where the task was played with every cut.
+# The condition of TISED's sweep in which the task was played with every cut.
 SWEPT = "split-ball, ball at 0, last, vla-agx-50w, {} ms"
 NAMES = {
-    "device": "everything on the device",
-    "server": "everything on the server",
-    "static": "static cut",
-    "roboecc": "RoboECC's rule, forecast",
-    "behind": "prefill on the server",
-    "roboecc_oracle": "RoboECC's rule, oracle",
-    "smallest_last": "smallest total, last value",
-    "smallest": "smallest total, forecast",
-    "smallest_apart": "smallest total, forecast, latency apart",
-    "smallest_oracle": "smallest total, oracle",
-    "smallest_printed": "smallest total as printed, forecast",
-    "hybrid": "hybrid",
-    "adahi": "ADAHI",
-    "late": "target asked, nobody waits",
+    "device": "everything on the device", "server": "everything on the server", "static": "static cut",
+    "roboecc": "RoboECC's rule, forecast", "behind": "prefill on the server",
+    "roboecc_oracle": "RoboECC's rule, oracle", "smallest_last": "smallest total, last value",
+    "smallest": "smallest total, forecast", "smallest_apart": "smallest total, forecast, latency apart",
+    "smallest_oracle": "smallest total, oracle", "smallest_printed": "smallest total as printed, forecast",
+    "hybrid": "hybrid", "adahi": "ADAHI", "late": "target asked, nobody waits",
     "adahi_placed": "ADAHI, its target at the smallest total",
-}
+}  # fmt: skip
 _VIRTUAL = "in virtual time: mean of an inference [ms], with a 95 % interval from blocks of 5 s"
 ABOUT = {
     **{kind: f"{bundle} {_VIRTUAL}" for kind, bundle in SIMULATIONS.items()},
@@ -128,7 +129,8 @@ def measure(folder: Path, run: Run) -> dict[str, Any]:
     """Times of the stages on this machine and on the server, and of the draft."""
     staged, bundle = _stages(run), load_pair(BUNDLE)
     windows = [window for _, window in target_windows(bundle, PROBES, run.seed)]
-    with serving(staged.path) as server, staged_client(staged, server.port) as client:
+    contract = split_contract(staged.spec, staged.fingerprint)
+    with serving(staged.path) as server, connected(server.port, contract, "costs") as client:
         measure_costs(staged, client, windows[:3])  # to warm up both sides
         costs, _ = measure_costs(staged, client, windows)
     measured = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
@@ -244,7 +246,7 @@ def cell_summary(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[dict[str, Any]]:
-    """By cut, on the target's own rollouts: ``bytes``, and what lower precision of the activations changes.
+    """What lower precision of the activations changes on the target's own rollouts, and their ``bytes``, at each cut.
 
     For each precision the largest change of a ``probability``, and the share of most likely ``codes`` that change.
     """
@@ -280,14 +282,10 @@ def report(results: Results) -> Report:
                      f"the server's load at most {budget:g}.", rows,
                      "{LINK[mean]:ci0}" + " / {LINK[p95_ms]:.0f}, {LINK[missed]}" * (kind == "sockets"))
           for (kind, factor, budget), rows in groups.items()),
-        Table(
-            "forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording [bytes/s].",
-            rows=named(results["forecasts"]),
-        ),
-        Table(
-            "precision", "What fewer bits of the activations change: a probability at most, and the most likely code.",
-            rows=results["precision"],
-        ),
+        Table("forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording "
+              "[bytes/s].", rows=named(results["forecasts"])),
+        Table("precision", "What fewer bits of the activations change: a probability at most, and the most likely "
+              "code.", rows=results["precision"]),
     ]  # fmt: skip
     facts: dict[str, Any] = {
         f"{kind} {factor} {row['link']} {row['method']}": row

@@ -15,7 +15,7 @@ from specact.errors import ConfigError
 from specact.systems.roboecc import Forecast
 from specact.types import Floats
 
-# Of the predictor as published: size of the state, length of the input; of its training, with AdamW.
+# The predictor as published: size of its state, length of its input; and its training, with AdamW.
 HIDDEN, PAST, HELD_OUT, SEED = 32, 20, 0.2, 7
 BATCH, LEARNING_RATE, WEIGHT_DECAY, LARGEST_GRADIENT, PATIENCE = 64, 1e-3, 1e-5, 1.0, 20
 

@@ -15,20 +15,8 @@ from specact.files import write_whole
 from specact.links.link import load_link
 from specact.links.model import Link, round_trip
 from specact.rng import Role, stream
-from specact.systems.roboecc import (
-    MAX_EXCHANGES,
-    Chooser,
-    Exchanges,
-    Forecast,
-    RoboeccRule,
-    SmallestTotal,
-    StageCosts,
-    bandwidths,
-    best_cut,
-    last_value,
-    measured,
-    total_s,
-)
+from specact.systems import roboecc
+from specact.systems.roboecc import Exchanges, Forecast, SmallestTotal, StageCosts, bandwidths, measured, total_s
 from specact.types import Floats
 
 PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
@@ -146,18 +134,18 @@ def split_latency(past: Exchanges, bytes_s: float) -> tuple[float, float]:
 
 def chooser_of(
     method: str, costs: StageCosts, before: np.ndarray, learned: Forecast, oracle: Forecast, budget: float
-) -> Chooser:
+) -> roboecc.Chooser:
     """Makes what chooses the cuts of a method of :data:`SIMULATED`; ``before`` are bandwidths of the training part."""
     cuts = range(costs.stages + 1)
     affordable = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
     if method in ("device", "server", "static", "behind"):
         static = {"device": 0, "server": costs.stages, "behind": costs.stages - 1}.get(method)
         if static is None:
-            static = best_cut(total_s(costs, float(np.median(before))), costs.loads, affordable)
+            static = roboecc.best_cut(total_s(costs, float(np.median(before))), costs.loads, affordable)
         return lambda current, past: static
     if method.startswith("roboecc"):
-        return RoboeccRule(costs, affordable, oracle if method.endswith("oracle") else learned)
-    forecast = {"smallest_last": last_value, "smallest_oracle": oracle}.get(method, learned)
+        return roboecc.RoboeccRule(costs, affordable, oracle if method.endswith("oracle") else learned)
+    forecast = {"smallest_last": roboecc.last_value, "smallest_oracle": oracle}.get(method, learned)
     kind = {"smallest_apart": LatencyApart, "smallest_printed": Printed}.get(method, SmallestTotal)
     return kind(costs, cuts, forecast, budget, 0 if method == "smallest_oracle" else 10)
 
@@ -172,7 +160,7 @@ def simulated(
         ``latency_ms`` and ``cuts`` of each inference.
     """
     model, rng = load_link(link.at(link.trained_s)), stream(0, Role.LINK)
-    past = deque[tuple[float, float]](maxlen=MAX_EXCHANGES)
+    past = deque[tuple[float, float]](maxlen=roboecc.MAX_EXCHANGES)
     up, downs = int(costs.observation_bytes), costs.cut_bytes.astype(int).tolist()
     clock = [0.0]
     largest = max(cut for cut in range(costs.stages + 1) if costs.loads[cut] <= budget)

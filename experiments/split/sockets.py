@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from itertools import count, islice
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.measure import slowed, target_path
+from experiments.measure import connected, slowed, target_path
 from experiments.split.forecast import load_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_of, chooser_of
 from specact.execution.player import WAIT, LateVerdicts
@@ -28,8 +28,6 @@ from specact.lab.rollout.steps import Table
 from specact.observation import Window
 from specact.pair import Pair, Verifier
 from specact.policy import SpeculativePolicy
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import Role, StepAddress, stream
 from specact.systems.roboecc import SplitTarget, StageCosts
@@ -40,7 +38,7 @@ UNSPLIT = ("hybrid", "adahi", "late")
 GATED = (*UNSPLIT, "adahi_placed")
 # Inferences in a row of one method, and how often each has its turn.
 STRETCH, TURNS = 11, 5
-DEADLINE_MS, CONNECT_S = 5_000.0, 60.0
+DEADLINE_MS = 5_000.0
 # An episode's number and an observation.
 Seen = tuple[int, Window]
 
@@ -49,14 +47,6 @@ def target_windows(pair: Pair[Any], inferences: int, seed: int) -> list[Seen]:
     """The first observations in rollouts of the target."""
     path = target_path(pair, env_of(pair.env), count(), seed)
     return [(record.address.episode, record.proposal.window) for record in islice(path, inferences)]
-
-
-@contextmanager
-def staged_client(staged: StagedFolder, port: int) -> Iterator[Client]:
-    """A connected client of a server with these stages."""
-    with Client(Endpoint("ws", "127.0.0.1", port), split_contract(staged.spec, staged.fingerprint), "placed") as client:
-        client.connect(CONNECT_S)
-        yield client
 
 
 @dataclass
@@ -129,10 +119,9 @@ class Device:
         port = stack.enter_context(linked(server, link, self.seed)).port
         if method in UNSPLIT:
             contract = self.bundle.exchange.contract
-            client = stack.enter_context(Client(Endpoint("ws", "127.0.0.1", port), contract, method))
-            client.connect(CONNECT_S)
+            client = stack.enter_context(connected(port, contract, method))
             return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
-        client = stack.enter_context(staged_client(staged, port))
+        client = stack.enter_context(connected(port, split_contract(staged.spec, staged.fingerprint), "placed"))
         named = "smallest" if method == "adahi_placed" else method
         # No method here knows the bandwidth to come.
         learned = load_forecast(self.forecast).forecast

@@ -28,49 +28,44 @@ RECORDED = [
     "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
     "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
 ]
-# Methods without a server: the target, and the learned gate's head.
-ALONE = "alone=0,1"
 # A draft at 50 times its stored time, and a server whose target takes what a 12-layer, 768-wide transformer takes on
 # two cores.
-FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
-SLOW = ["--hardware", "agx-50w", "vla-rtx-4070"]
+FAR = "--hardware vla-rtx-4070 --target-ms 38"
+SLOW = "--hardware agx-50w vla-rtx-4070"
 # Networks as strengths of quantisation.
 QUANTISED = {"float32": 0.0, "W8A8": 4.0, "W4A8": 8.0}
 
-# Words of the sweep, and its episodes.
-SWEEPS: dict[str, tuple[list[str], int]] = {
-    "frontier-ball": ([
-        "--bundle", "ball", "--levers", "verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2",
-        ALONE, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR, "--calibration-episodes", "15",
-    ], 40),
+# Options of the sweep, and its episodes. The lever "alone" is of methods without a server: the target, and the learned
+# gate's head.
+SWEEPS: dict[str, tuple[str, int]] = {
+    "frontier-ball": (
+        "--bundle ball --levers verification=1,0.6,0 late=1,0.6 chance=0.6 remote remote_async=2 alone=0,1 "
+        f"--paces 0 0.02 --idle last neutral {FAR} --calibration-episodes 15", 40,
+    ),
     # One link, more episodes: what the robot does while it waits. The task's holding action is the last one.
-    "idle-ball": ([
-        "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
-        "--idle", "last", "neutral", *FAR, "--links", "loopback+delay=100",
-    ], 200),
+    "idle-ball": (
+        "--bundle ball --levers verification=1,0 late=0.6 remote_async=2 alone=0,1 --paces 0 --idle last neutral "
+        f"{FAR} --links loopback+delay=100", 200,
+    ),
     # Every lever of a flow policy, and of its execution, on a moving goal.
-    "chase": ([
-        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,1,2,3,4", "aligned=0,2", "roll_forward=0,2",
-        "inpainting=0,2", "quantisation=0,4,8", "--paces", "0.1", *SLOW,
-    ], 100),
-    "flash-chase": (["--bundle", "ball-chase-flow", "--levers", "flash", "--paces", "0.1", *SLOW], 100),
+    "chase": (
+        "--bundle ball-chase-flow --levers steps naive=0,1,2,3,4 aligned=0,2 roll_forward=0,2 inpainting=0,2 "
+        f"quantisation=0,4,8 --paces 0.1 {SLOW}", 100,
+    ),
+    "flash-chase": (f"--bundle ball-chase-flow --levers flash --paces 0.1 {SLOW}", 100),
     # A device on which the target takes 50 and 485 times as long as here, and a server on which it takes 2 ms.
-    "split-ball": ([
-        "--bundle", "ball", "--levers", "split", "--paces", "0", "--idle", "last", "--hardware", "vla-rtx-4070",
-        "vla-agx-50w", "--target-ms", "2", "--links", *STEADY[:3],
-    ], 100),
+    "split-ball": (
+        "--bundle ball --levers split --paces 0 --idle last --hardware vla-rtx-4070 vla-agx-50w --target-ms 2 "
+        f"--links {' '.join(STEADY[:3])}", 100,
+    ),
     # The paper's asynchronous model where the world waits; latencies are absolute, in the order of half a chunk.
-    "naive-pusht": ([
-        "--bundle", "pusht-flow", "--steps", "2", "--levers", "naive=0,1,2,3,4", "--hardware", "480ms",
-    ], 200),
-    "naive-metaworld": (["--bundle", "metaworld-flow", "--levers", "naive=0,1,2,3,4", "--hardware", "100ms"], 120),
-    "naive-peg": (["--bundle", "peg", "--levers", "naive=0,1,2,3,4", "--hardware", "40ms"], 100),
+    "naive-pusht": ("--bundle pusht-flow --steps 2 --levers naive=0,1,2,3,4 --hardware 480ms", 200),
+    "naive-metaworld": ("--bundle metaworld-flow --levers naive=0,1,2,3,4 --hardware 100ms", 120),
+    "naive-peg": ("--bundle peg --levers naive=0,1,2,3,4 --hardware 40ms", 100),
     # Steps with the latencies that the paper has for them: most of an inference is not steps.
-    "steps-pusht": ([
-        "--bundle", "pusht-flow", "--levers", "steps", "--hardware", "pi05-rtx-4070", "pi05-agx-30w",
-    ], 100),
-    "jerk-steps": (["--bundle", "pusht-flow", "--levers", "steps", "--hardware", "this-machine"], 100),
-    "jerk-window": (["--bundle", "pusht", "--levers", "window", "--hardware", "this-machine"], 100),
+    "steps-pusht": ("--bundle pusht-flow --levers steps --hardware pi05-rtx-4070 pi05-agx-30w", 100),
+    "jerk-steps": ("--bundle pusht-flow --levers steps --hardware this-machine", 100),
+    "jerk-window": ("--bundle pusht --levers window --hardware this-machine", 100),
 }  # fmt: skip
 
 
@@ -83,7 +78,7 @@ def plan(run: Run) -> Iterator[Cell]:
 
 def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Runs a sweep and analyses it."""
-    words, episodes = list(SWEEPS[name][0]), run.few(SWEEPS[name][1])
+    words, episodes = SWEEPS[name][0].split(), run.few(SWEEPS[name][1])
     recorded = run.data is not None and (run.data / "network").is_dir()
     if name.startswith("frontier"):
         words += ["--links", *(STEADY[:1] if run.quick else STEADY), *(RECORDED if recorded else ())]

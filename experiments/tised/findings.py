@@ -90,7 +90,7 @@ def _crosses(
     Both conditions are tested. A setting that is better here and not worse there is simply the better policy.
     """
     baselines = [cell for cell in cells if _family(cell.place) == _family(place) and cell.strength == rows[0].baseline]
-    # By v tau, then the age, because objects in free motion move at pace 0 too.
+    # Ordered by pace times age, then by age, because objects in free motion move at pace 0 too.
     freshest = min(baselines, key=lambda cell: (cell.place.pace * cell.age_s, cell.age_s)).place
     worse = {row.strength for row in contrasts if row.place == freshest and _change(row) < 0}
     return any(_change(row) > 0 and row.strength in worse for row in rows)

@@ -39,7 +39,7 @@ FINDINGS = {
     3: ("the best setting depends on the hardware or the link",
         "the best number of steps is 10 on an RTX 4070 and 5 on an AGX at 50 W"),
 }  # fmt: skip
-# Of the methods over links: what the prose says of two of them, and where.
+# Contrasts of methods over links that the prose cites: the condition and the two methods.
 FAR, FARTHER = "ball at 0, last, 100 ms", "ball at 0, last, 200 ms"
 CITED = {
     "late_async": (FAR, "late adahi", "async target"), "late_head": (FAR, "late adahi", "head as draft"),
@@ -250,7 +250,7 @@ def resting(sweep: Metrics) -> list[Metrics]:
 
 
 def by_link(sweep: Metrics) -> Iterator[dict[str, Any]]:
-    """Success of every method over each link; without a link it is the same over all."""
+    """Success of every method over each link; a method without a link has the same success over all."""
     cells = resting(sweep)
     titles = dict.fromkeys(title(cell["link"]) for cell in cells if cell["link"] != ON_BOARD)
     for method in reversed(FRONTIER):
@@ -282,7 +282,7 @@ class Share(dict[str, float]):
 
 
 def draw_standing(rows: Sequence[Metrics]) -> Figure:
-    """Share of periods standing still, by link; what needs none is the same over all."""
+    """Share of periods standing still, by link; a method without a link has the same share over all."""
     links = {"wifi-paper": "fast Wi-Fi", "lte": "LTE", "recorded": "recorded Wi-Fi\n(117 ms)"}
     names = {
         "asynchronous": "remote target, asynchronous", "late adahi": "late ADAHI", "target on device":

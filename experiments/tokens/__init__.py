@@ -28,23 +28,23 @@ from specact.load import load_pair, load_policy
 from specact.systems.kerv import PHI, KervDrafter
 from specact.systems.tokens import DrafterSettings
 
-# Of the policy that has a draft, and chunks of several actions.
+# Methods of the policy that has a draft, and chunks of several actions.
 CHUNKED = ("draft_9", "draft_fixed", "kerv_chunk_tail", "kerv_one", "kerv_no_tail_one")
-# Compared open loop alone.
+# Methods that are compared in open loop alone.
 OPEN_LOOP = ("strict_bigram", "strict_draft", "bigram", "random_tokens", "perfect")
 SYSTEMS = tuple(name for name in METHODS if name not in (*CHUNKED, *OPEN_LOOP))
-# Compared open loop, on the target's own rollouts; the last ones for targets with a draft policy.
+# Methods that are compared in open loop, on the target's own rollouts; the last ones need a draft policy.
 GAIN = (
     "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20",
     "specvla_device", "last", "bigram", "filter", "random_tokens", "perfect", "kerv", "heisd", "heisd_fixed",
     "strict_draft", "draft_9", "draft_fixed",
 )  # fmt: skip
 GATES = ("draft", "hybrid", "random", "adahi", "random_learned", "learned")
-# Of each policy: episodes of a shard, those of the target's path, and its draft policy.
+# For each policy: episodes of a shard, episodes of the target's path, and its draft policy.
 POLICIES: dict[str, tuple[int, int, str | None]] = {
     "relocate-tokens": (50, 5, None), "kitchen-tokens": (50, 3, None), "metaworld-tokens": (10, 40, "metaworld-draft"),
 }  # fmt: skip
-# Policies that decodings are compared to, by label: bundle, method, Euler steps. And the decodings.
+# Policies that decodings are compared to, by label: bundle, method, Euler steps. Below them, those decodings.
 OTHERS: dict[str, dict[str, tuple[str, Method, int]]] = {
     "metaworld-tokens": {
         **{f"flow, {steps} steps": ("metaworld-flow", FLOW[f"full_{steps}"], steps) for steps in (1, 2)},
@@ -80,14 +80,14 @@ DECODED_AS = {"heisd_similar": "heisd", "heisd_fixed_no_switch": "heisd"}
 
 
 def plan(run: Run) -> Iterator[Cell]:
-    """Of every policy each method in closed loop, gain on the target's path, and other policies; then gates.
+    """For every policy each method in closed loop, the gain on the target's path, and other policies; then gates.
 
     A method is a cell, with the controls at its rate, so that a changed one runs alone: ``--only '*/methods/kerv*'``.
     """
     for bundle, (shard, on_path, draft) in POLICIES.items():
         names = (*SYSTEMS, *CHUNKED) if draft else SYSTEMS
         for name in names:
-            # Of relocate's hand nothing is a gripper, so that a strict one changes nothing.
+            # Relocate's hand has no gripper, so its uniform tolerance is the usual one.
             if METHODS[name].rate_of in names or (name == "specvla_uniform" and bundle.startswith("relocate")):
                 continue
             ran = (METHODS[name], *(METHODS[other] for other in names if METHODS[other].rate_of == name))
@@ -283,10 +283,8 @@ def report(results: Results) -> Report:
             rows=[{"policy": name, **row} for name, row in boundaries.items()],
         ),
         glossary(METHODS, "decodings"),
-        Table(
-            "gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
-            rows=list(_gain(gains)),
-        ),
+        Table("gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
+              rows=list(_gain(gains))),
         Table(
             "kerv", "KERV's settings, n in inferences, AC and PL in actions; mean position of the first rejected "
             "token, of an inference and of its first action, their number if none is, in 50 episodes of each policy.",
@@ -297,10 +295,8 @@ def report(results: Results) -> Report:
             "| {kerv_first_of_action:ci2}",
             [{"policy": name, **cells["first_errors"]} for name, cells in results.items()],
         ),
-        Table(
-            "closed-loop", "Every method in 200 paired episodes of each policy.",
-            rows=list(_closed_loop(summaries)),
-        ),
+        Table("closed-loop", "Every method in 200 paired episodes of each policy.",
+              rows=list(_closed_loop(summaries))),
         Table("gated", "Gates asked for a rate of 0.4 before Spec-VLA's decoding, in 200 paired episodes of metaworld.",
               rows=methods_of(gated)),
         *(contrast_table(rows, name, families[name][0]) for name, rows in tested.items()),

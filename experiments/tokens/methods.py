@@ -16,7 +16,7 @@ from specact.systems.tokens import DECODINGS
 
 
 class OtherDrafter(KervDrafter):
-    """Of :class:`Other`."""
+    """The drafter of :class:`Other`."""
 
     def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         policy, proposes = self.parts.policy, self.decoding.proposes

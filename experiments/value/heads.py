@@ -13,9 +13,9 @@ from specact.types import Floats
 
 Model = Callable[[Floats], Floats]
 Rows = Mapping[str, Any]
-DEVICE = 3  # of the scores along, so many a device has
+DEVICE = 3  # how many of the recorded scores a device can compute; they are the first ones
 FEATURES = 300
-STATE = 6 * SwarmEnv().drones  # of a world, with its targets
+STATE = 6 * SwarmEnv().drones  # numbers of a world's state, with its targets
 
 
 def ridge(x: Floats, y: Floats, seed: int) -> Model:
@@ -34,7 +34,7 @@ def ridge(x: Floats, y: Floats, seed: int) -> Model:
 
 @dataclass(frozen=True)
 class Head:
-    """What it sees, in words and as inputs of states; a ``shuffled`` one is fitted on the values of other states."""
+    """A score that is fitted on ``inputs`` of states, ``about`` in words; ``shuffled``: on values of other states."""
 
     about: str
     inputs: Callable[[Rows], Floats]
@@ -61,12 +61,12 @@ def summary(rows: Rows) -> Floats:
 
 
 def everything(rows: Rows) -> Floats:
-    """The same, and window, draft's probabilities and proposed actions."""
+    """The summary, the window, the draft's probabilities and the proposed actions."""
     return np.concatenate([summary(rows), rows["seen"]], axis=1)
 
 
 def geometry(world: Floats) -> Floats:
-    """Of swarms: distances to targets, speeds and the smallest gaps between drones, each in order."""
+    """A swarm's distances to targets, speeds, and smallest gaps between drones, each in order."""
     position, speed, target = np.moveaxis(world.reshape(len(world), 3, -1, 2), 1, 0)
     first, second = np.triu_indices(position.shape[1], 1)
     parts = position - target, speed, position[:, first] - position[:, second]
@@ -79,7 +79,7 @@ def placed(rows: Rows) -> Floats:
 
 
 def privileged(rows: Rows) -> Floats:
-    """That, what rejection the target's probabilities give, and the geometry after the proposal."""
+    """The summary and geometry, the rejection by the target's probabilities, and the geometry after the proposal."""
     return np.concatenate([placed(rows), rows["scores"][:, DEVICE:], geometry(rows["hidden"][:, -STATE:])], axis=1)
 
 

@@ -19,20 +19,8 @@ from numpy.typing import NDArray
 
 from experiments.controller import AUDIT_RATE, delay
 from experiments.grid import ROOT, Cell, Run
-from experiments.value.targets import (
-    ALONE,
-    COLUMNS,
-    DRAFT,
-    EPISODES,
-    EXECUTED,
-    GATES,
-    KNOWN,
-    RATES,
-    SUITE,
-    Setting,
-    alone,
-    succeeded,
-)
+from experiments.value import targets
+from experiments.value.targets import COLUMNS, EPISODES, EXECUTED, GATES, RATES, SUITE, Setting
 from specact.gates import Gate
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import read_table
@@ -40,21 +28,7 @@ from specact.lab.rollout.methods import Method, random_control
 from specact.types import Proposal
 
 RECORDED = "metaworld-scene"
-SEES_SCENE = f"""kind = "regression"
-bundle = "{RECORDED}"
-env = "{SUITE}"
-data = ["{RECORDED}"]
-sees = ["state", "privileged.scene"]
-instruction = true
-skip_disturbed = true
-window = 1
-chunk = 8
-layers = 3
-width = 128
-dropout = 0.0
-batch = 128
-steps = 5000
-"""
+SEES_SCENE = Path(__file__).with_name("scene.toml").read_text()
 # At the first rate: at most three skips in a row, as helped on LIBERO.
 LIMITED, LIMIT = ("random", "adahi"), ("max_skips=3",)
 # How often the draft alone fails, of tasks in which it does so in more than a tenth of 20 other episodes; of a pair
@@ -75,7 +49,7 @@ class Unlisted(Gate):
         return cls(0.5, force_first=False)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        return float(proposal.window.instruction not in {INSTRUCTIONS[task] for task in KNOWN})
+        return float(proposal.window.instruction not in {INSTRUCTIONS[task] for task in targets.KNOWN})
 
 
 class Weak(Gate):
@@ -93,26 +67,28 @@ class Weakest(Gate):
 
 
 def failing(proposal: Proposal) -> float:
-    """Of the draft alone, in the task of an inference."""
+    """How often the draft alone fails in the task of an inference."""
     return {INSTRUCTIONS[task]: share for task, share in FAILS.items()}.get(str(proposal.window.instruction), 0.0)
 
 
 def draft_recipe(data: str, sees: str = '"image.corner2", "image.gripper", "state"') -> str:
-    """That of the package, of other recordings, or of less that it sees."""
-    text = (ROOT / "recipes" / f"{DRAFT}.toml").read_text()
+    """The package's recipe of a draft, with other recordings, or with other observations."""
+    text = (ROOT / "recipes" / f"{targets.DRAFT}.toml").read_text()
     text = text.replace('"image.corner2", "image.gripper", "state"', sees)
     return text.replace(f'data = ["{SUITE}"]', f"data = [{data}]")
 
 
 LIST = Method("list", f"{__name__}:Unlisted", "asks on every task that the draft was not trained on")
-WEAK = tuple(Method(of.__name__.lower(), f"{__name__}:{of.__name__}", str(of.__doc__)) for of in (Weak, Weakest))
+WEAK = tuple(
+    Method(gate.__name__.lower(), f"{__name__}:{gate.__name__}", str(gate.__doc__)) for gate in (Weak, Weakest)
+)
 HAND = draft_recipe(f'"{RECORDED}"', '"image.gripper", "state"')
 UNKNOWN = Setting(
     "unknown", "five more tasks",
     f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
     "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
     "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
-    "draft", draft_recipe(", ".join(f'"{SUITE}-{task}"' for task in KNOWN)),
+    "draft", draft_recipe(", ".join(f'"{SUITE}-{task}"' for task in targets.KNOWN)),
     methods=("draft", "target_on_device", LIST, random_control(LIST), *GATES[2:]), lists=("list",),
     columns={
         "method": COLUMNS["method"], "success": COLUMNS["success"], "by training": COLUMNS["by training"],
@@ -125,7 +101,7 @@ SCENE = Setting(
     f"{EPISODES} paired episodes of Meta-World by a draft of all ten tasks that sees cameras, before a target that "
     "is fed the scene; share of inferences that asked. `target_on_device` is the target alone, which no device can "
     "be. `weak` asks at random in tasks in which the draft fails, `weakest` where it fails most.",
-    "target", SEES_SCENE, draft_recipe(f'"{RECORDED}"'), (*GATES, *WEAK), tuple(of.name for of in WEAK),
+    "target", SEES_SCENE, draft_recipe(f'"{RECORDED}"'), (*GATES, *WEAK), tuple(method.name for method in WEAK),
 )  # fmt: skip
 CAMERA = Setting(
     "camera", "one more camera",
@@ -136,18 +112,18 @@ SETTINGS = (UNKNOWN, SCENE, CAMERA)
 
 
 def plan() -> Iterator[Cell]:
-    """Of each setting; and of the tasks that no draft was shown what needs no server, and gates with a limit."""
+    """The cells of each setting; of unknown tasks also policies without a server, gates with a limit, and an alarm."""
     for setting in SETTINGS:
         yield from setting.plan()
-    for name, (policy, steps) in ALONE.items():
-        yield Cell(f"unknown/{name}", partial(alone, policy, steps))
+    for name, (policy, steps) in targets.ALONE.items():
+        yield Cell(f"unknown/{name}", partial(targets.alone, policy, steps))
     yield Cell("unknown/limit", limited)
     yield Cell("unknown/alarm", alarm)
 
 
 def limited(folder: Path, run: Run) -> dict[str, Any]:
     """Gates with a limit on skips."""
-    return succeeded(UNKNOWN.pair("", folder, run), LIMITED, RATES[0], folder, run, LIMIT)
+    return targets.succeeded(UNKNOWN.pair("", folder, run), LIMITED, RATES[0], folder, run, LIMIT)
 
 
 def alarm(folder: Path, run: Run) -> dict[str, Any]:
@@ -157,15 +133,15 @@ def alarm(folder: Path, run: Run) -> dict[str, Any]:
     drafts were on known tasks. Tolerance and level are of other episodes.
     """
 
-    def skipped(within: float, name: str, of: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-        succeeded(UNKNOWN.pair("", folder / name, of, within), ("adahi",), RATES[0], folder / name, of)
+    def skipped(within: float, name: str, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+        targets.succeeded(UNKNOWN.pair("", folder / name, run, within), ("adahi",), RATES[0], folder / name, run)
         return skips(read_table(folder / name / "steps" / "adahi"))
 
     others = replace(run, seed=run.seed + 1)
     tolerance = float(np.quantile(skipped(0.0, "distance", others)[0]["distance"], 0.9))
     level = float(skipped(tolerance, "level", others)[0]["kept"].mean())
     known, other = skipped(tolerance, "judged", run)
-    kept = [float(of["kept"].mean()) for of in (known, other)]
+    kept = [float(tasks["kept"].mean()) for tasks in (known, other)]
     return {"tolerance": tolerance, "level": level, "kept": kept, **noticed(known, other, level)}
 
 
@@ -175,11 +151,11 @@ def skips(steps: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], dict[str, 
     ``each`` is the number of inferences of an episode.
     """
     rows = list[dict[str, Any]]()
-    for of in (steps["episode"] % 2 == 0, steps["episode"] % 2 == 1):
-        skipped = of & ~steps["transmitted"]
+    for tasks in (steps["episode"] % 2 == 0, steps["episode"] % 2 == 1):
+        skipped = tasks & ~steps["transmitted"]
         rows.append({
             "distance": steps["distance"][skipped], "kept": (steps["prefix"][skipped] >= EXECUTED).astype(float),
-            "share": skipped.sum() / of.sum(), "each": of.sum() / len(np.unique(steps["episode"][of])),
+            "share": skipped.sum() / tasks.sum(), "each": tasks.sum() / len(np.unique(steps["episode"][tasks])),
         })  # fmt: skip
     return rows[0], rows[1]
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import add_series, points_of
-from experiments.measure import paired
+from experiments.measure import from_digits, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads
 from experiments.value.settings import SETTINGS
@@ -120,7 +120,7 @@ def report(results: Mapping[str, Any]) -> Report:
         return figure
 
     tests, gates = closed_loop(results["gate"])
-    retests, again = closed_loop(results["fresh"], ", new episodes")
+    retests, further = closed_loop(results["fresh"], ", new episodes")
     learnt = []
     for rate, cell in results["heads"].items():
         sees = {name: head.about for name, head in heads.all_of(cell["chosen"]).items()}
@@ -130,7 +130,7 @@ def report(results: Mapping[str, Any]) -> Report:
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "heads": results["heads"],
         "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
-        "again": {f"{row['gate']} {row['rate']}": row for row in again},
+        "again": {f"{row['gate']} {row['rate']}": row for row in further},
         "retest": {f"{row['first']} - {row['second']} {row['on'].partition(',')[0]}": row for row in retests},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
@@ -148,20 +148,20 @@ def report(results: Mapping[str, Any]) -> Report:
         "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}", gates,
     )  # fmt: skip
     fresh = Table(
-        "fresh", f"The same on {again[0]['episodes']} further episodes, which no choice was made on; of heads the "
+        "fresh", f"The same on {further[0]['episodes']} further episodes, which no choice was made on; of heads the "
         "mean of seeds.", "wanted rate | gate | asked | success",
-        "{rate} | {gate} | {asked:.3f} | {success:ci2}", again,
+        "{rate} | {gate} | {asked:.3f} | {success:ci2}", further,
     )  # fmt: skip
     fitted = Table(
         "heads", "First-order gain over random at the rate of the oracle's greedy gate, on states of its path and of "
         "random's, with 95 % intervals over episodes; no test. Heads are fitted on other episodes; the mean of seeds.",
         "rate | score | it sees | gain", "{wanted} | {score} | {sees} | {0:+ci2}", learnt,
     )  # fmt: skip
-    knows = [(of, compared(of, results[of.name])) for of in SETTINGS if of.name in results]
-    facts |= {of.name: report.facts for of, report in knows}
+    knows = [(setting, compared(setting, results[setting.name])) for setting in SETTINGS if setting.name in results]
+    facts |= {setting.name: report.facts for setting, report in knows}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
     tables += [table for _, report in knows for table in report.tables]
-    shown = {of.knows: report.tables[0].rows for of, report in knows}
+    shown = {setting.knows: report.tables[0].rows for setting, report in knows}
     return Report(tables, facts, [Picture("value.svg", draw), Picture("knows.svg", partial(draw_settings, shown))])
 
 
@@ -173,13 +173,13 @@ def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[s
         for gate in sorted(gates, key=lambda gate: bool(gate != ORACLE)):
             row = gates[gate]
             parts = [row] if "won" in row else [row[part] for part in sorted(row)]
-            letters = [np.array([float(letter) for letter in part["won"]]) for part in parts]
-            won[gate] = np.concatenate(letters) if gate == ORACLE else np.mean(letters, axis=0)
+            episodes = [from_digits(part["won"]) for part in parts]
+            won[gate] = np.concatenate(episodes) if gate == ORACLE else np.mean(episodes, axis=0)
             single = len(parts) == 1 or gate == ORACLE
             interval = wilson(int(won[gate].sum()), len(won[gate])) if single else bootstrap_interval(won[gate])
-            asked, inferences = (sum(part[key] for part in parts) for key in ("asked", "inferences"))
-            of_gate = {"rate": rate, "gate": gate, "success": vars(interval), "asked": asked / inferences}
-            rows.append({**of_gate, "episodes": len(won[gate])})
+            share = sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts)
+            row = {"rate": rate, "gate": gate, "success": vars(interval), "asked": share, "episodes": len(won[gate])}
+            rows.append(row)
         pairs = [(ORACLE, name) for name in won if name != ORACLE] if ORACLE in won else []
         pairs += [(name, "random") for name in won if name not in (ORACLE, "random", DRAFT)]
         pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]

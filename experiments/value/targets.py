@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series, points_of
-from experiments.grid import ROOT, UNTIMED, Cell, Run, evaluated, made_pair, specact
-from experiments.measure import outcomes, paired
+from experiments.grid import UNTIMED, Cell, Run, bundle_in, evaluated, made_pair, specact, trained
+from experiments.measure import from_digits, outcomes, paired, to_digits
 from experiments.report import Report, Table, contrast_table, one_family, under
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import Evaluation, read_table
@@ -30,7 +30,7 @@ TASKS = tuple(INSTRUCTIONS)
 KNOWN = TASKS[::2]  # an episode's task is its number modulo ten: those of even numbers are known
 EPISODES, RATES, LESSONS, EXECUTED = 200, (0.4, 0.2), 3000, 4
 TRAININGS = ("", "-1", "-2")
-# Of the episodes all, those of known tasks, and the others.
+# Slices of the episodes: all, those of known tasks, and those of other tasks.
 SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
 # Methods that no rate changes; and the one that asks no server.
 UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
@@ -39,7 +39,7 @@ UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_
 ALONE, DISTILLED = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}, "distilled draft"
 SERVERLESS = (*ALONE, DISTILLED)
 GATES = ("draft", DEVICE, "random", "adahi", "random_learned", "learned")
-# Of pictures, by the method in whose colour they are drawn.
+# Methods of the picture, by the method of other pictures whose colour they have.
 SHOWN = {
     "draft": "draft", "random": "random", "adahi": "adahi", "learned": "learned", "oracle": "list",
     "head_draft": "draft of ten", "target_on_device": "one step", "hybrid": DISTILLED, "oracle_action": "weakest",
@@ -82,18 +82,18 @@ class Setting:
 
     def train(self, training: str, folder: Path, run: Run) -> dict[str, Any]:
         """One of the trainings."""
-        trained(f"seed = {training.removeprefix('-') or 0}\n{self.recipe}", folder, run)
+        from_recordings(f"seed = {training.removeprefix('-') or 0}\n{self.recipe}", folder, run)
         return {}
 
     def distil(self, folder: Path, run: Run) -> dict[str, Any]:
         """A draft that learns the first target's answers, alone."""
         target = TARGET if self.part == "draft" else self.bundle("", run)
-        return alone(trained(self.taught, folder, run, "--teacher", target), 10, folder, run)
+        return alone(from_recordings(self.taught, folder, run, "--teacher", target), 10, folder, run)
 
     def gates(self, rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
         """Methods at a rate, whose learned gate is trained first; those that no rate or training changes only once."""
-        again = UNRATED if rate != RATES[0] else (DEVICE,) if training and self.part == "draft" else ()
-        methods = tuple(of for of in self.methods if (of if isinstance(of, str) else of.name) not in again)
+        measured = UNRATED if rate != RATES[0] else (DEVICE,) if training and self.part == "draft" else ()
+        methods = tuple(method for method in self.methods if getattr(method, "name", method) not in measured)
         pair, lessons = self.pair(training, folder, run), run.few(LESSONS)
         specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons,
                 "--episodes", run.few(40), "--workers", run.pool.workers)  # fmt: skip
@@ -108,22 +108,13 @@ class Setting:
     def bundle(self, training: str, run: Run) -> str:
         """What one of the trainings made."""
         run.result(cell := f"{self.name}/{self.part}{training}")
-        return bundle_in(run.out / cell)
+        return str(bundle_in(run.out / cell))
 
 
-def trained(recipe: str, folder: Path, run: Run, *options: str) -> str:
-    """The bundle of a recipe, trained in a folder from the run's data."""
-    data, file = run.needed("the recordings that the recipes name").resolve(), folder.resolve() / "recipe.toml"
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(recipe)
-    specact("train", file, "--data", data, "--out", file.with_name("run"), *options, folder=ROOT)
-    return bundle_in(folder)
-
-
-def bundle_in(folder: Path) -> str:
-    """What was trained there."""
-    (bundle,) = (folder / "run/bundles").iterdir()
-    return str(bundle)
+def from_recordings(recipe: str, folder: Path, run: Run, *options: str) -> str:
+    """The bundle that a recipe trains in a folder from the run's data."""
+    data = run.needed("the recordings that the recipes name").resolve()
+    return str(trained(recipe, folder, run, "--data", data, *options))
 
 
 def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -139,54 +130,54 @@ def pair_of(draft: str, target: str, folder: Path, **settings: Any) -> str:
 def succeeded(
     pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run, options: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """By method who succeeded, shares that asked, on known and on other tasks too, and the score's AUROC."""
+    """Evaluates methods; returns for each who ``won``, its shares that asked, and the AUROC of its score."""
     evaluation = Evaluation(pair, SUITE, methods, EPISODES, run.seed, rate, gate_options=options, **UNTIMED)
-    found = dict[str, Any]()
+    results = dict[str, Any]()
     for name in evaluated(evaluation, folder, run)["methods"]:
         steps = read_table(folder / "steps" / name)
         known, scores = steps["episode"] % 2 == 0, np.nan_to_num(steps["score"], posinf=1e9)
-        asked = [float(steps["transmitted"][of].mean()) for of in (known, ~known)]
-        found[name] = {
-            "won": "".join(str(int(won)) for won in outcomes(folder, name)), "asked": asked,
+        results[name] = {
+            "won": to_digits(outcomes(folder, name)),
+            "asked": [float(steps["transmitted"][part].mean()) for part in (known, ~known)],
             "sent": float(steps["transmitted"].mean()), "auroc": roc_auc(scores, ~known),
         }  # fmt: skip
-    return found
+    return results
 
 
 def matched(won: Mapping[str, list[NDArray[np.float64]]], pair: tuple[str, str]) -> dict[str, NDArray[np.float64]]:
-    """Outcomes of two methods: means over trainings of the draft, or of the first one where one of them has no more."""
+    """Outcomes of two methods: means over trainings, or the first training where one of both has no other."""
     single = any(len(won[name]) == 1 for name in pair if name not in SERVERLESS)
     return {name: won[name][0] if single else np.mean(won[name], axis=0) for name in pair}
 
 
-def success(letters: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Of one training, or over several."""
-    return asdict(seeds_interval(letters) if letters[1:] else wilson(int(letters[0].sum()), len(letters[0])))
+def success(won: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """The success rate of one training, or over several, with its interval."""
+    return asdict(seeds_interval(won) if won[1:] else wilson(int(won[0].sum()), len(won[0])))
 
 
 def label(name: str, rate: float) -> str:
-    """Of a method in tables."""
+    """The name of a method in tables, with its rate where it has one."""
     return name if name in UNRATED else f"{name} {rate}"
 
 
-def report(setting: Setting, found: Mapping[str, Any]) -> Report:
+def report(setting: Setting, results: Mapping[str, Any]) -> Report:
     """Methods, contrasts, facts by method and rate, and the picture; of several trainings the means."""
     rows, won = list[dict[str, Any]](), dict[str, list[NDArray[np.float64]]]()
     shown = " | ".join(setting.columns.values())
-    cells = [(name, DEVICE, [of[DEVICE]]) for name, of in found.items() if name in SERVERLESS]
+    cells = [(name, DEVICE, [cell[DEVICE]]) for name, cell in results.items() if name in SERVERLESS]
     for rate in RATES:
-        trainings = [found[f"{rate}{training}"] for training in TRAININGS if f"{rate}{training}" in found]
+        trainings = [results[f"{rate}{training}"] for training in TRAININGS if f"{rate}{training}" in results]
         names = trainings[0] if trainings else ()
-        cells += [(label(name, rate), name, [of[name] for of in trainings if name in of]) for name in names]
-    cells += [(f"{name} limit", name, [of]) for name, of in found.get("limit", {}).items()]
+        cells += [(label(name, rate), name, [cell[name] for cell in trainings if name in cell]) for name in names]
+    cells += [(f"{name} limit", name, [cell]) for name, cell in results.get("limit", {}).items()]
     for title, name, parts in cells:
-        letters = won[title] = [np.array([*map(float, of["won"])]) for of in parts]
-        means = {key: np.mean([of[key] for of in parts], axis=0).tolist() for key in ("sent", "asked")}
+        successes = won[title] = [from_digits(part["won"]) for part in parts]
+        means = {key: np.mean([part[key] for part in parts], axis=0).tolist() for key in ("sent", "asked")}
         row = {
-            "method": title, "trainings": ", ".join(f"{of.mean():.2f}" for of in letters),
-            **{key: success([of[at] for of in letters]) for key, at in SHARES.items()},
+            "method": title, "trainings": ", ".join(f"{episodes.mean():.2f}" for episodes in successes),
+            **{key: success([episodes[part] for episodes in successes]) for key, part in SHARES.items()},
             **({"sent": None, "asked": [None, None]} if name == DEVICE else means),
-            "auroc": float(np.mean([of["auroc"] for of in parts])) if name in ("adahi", "learned") else None,
+            "auroc": float(np.mean([part["auroc"] for part in parts])) if name in ("adahi", "learned") else None,
         }  # fmt: skip
         rows.append({key: value for key, value in row.items() if f"{{{key}" in shown})
     tests = dict[tuple[str, str], None]()
@@ -201,7 +192,7 @@ def report(setting: Setting, found: Mapping[str, Any]) -> Report:
         under(f"{SUITE}, {setting.name}", [row for pair in tests for row in paired(matched(won, pair), [pair])])
     )
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
-    facts["alarm"] = found.get("alarm")
+    facts["alarm"] = results.get("alarm")
     table = Table(setting.name, setting.about, " | ".join(setting.columns), shown, rows)
     contrasts = contrast_table(family, f"{setting.name}-contrasts")
     return Report([table, contrasts], facts)
@@ -213,7 +204,7 @@ def draw(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for axes, (knows, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
         series = dict[str, list[Point]]()
         for style, name in SHOWN.items():
-            if of := [row for row in rows if row["method"].partition(" 0")[0] == name]:
-                series[style] = points_of({row["sent"] or 0.0: row["success"] for row in of})
+            shown = [row for row in rows if row["method"].partition(" 0")[0] == name]
+            series[style] = points_of({row["sent"] or 0.0: row["success"] for row in shown})
         add_series(axes, series, "share of inferences that ask", "success", f"the target knows {knows}", SHOWN)
     return figure

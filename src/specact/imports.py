@@ -103,8 +103,8 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     if fits(candidate):
         return candidate
     # Suggestions for the message.
-    there = [key for key, value in vars(loaded).items() if not key.startswith("_") and fits(value)]
-    has = f"{module} has {', '.join(sorted(there)[:10])}" if there else f"{module} has none"
+    candidates = [key for key, value in vars(loaded).items() if not key.startswith("_") and fits(value)]
+    has = f"{module} has {', '.join(sorted(candidates)[:10])}" if candidates else f"{module} has none"
     if not hasattr(loaded, attribute):
         raise ConfigError(f"{module} has no {attribute!r}. It must be a {kind}; {has}")
     raise ConfigError(f"{name!r} is {candidate!r:.100}. It must be a {kind}; {has}")

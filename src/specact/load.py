@@ -114,7 +114,7 @@ def _check_choices(name: str, kind: Kind | None, **choices: object) -> None:
     """Refuses a draft, target, decoding or Euler steps for what cannot have another one; None is not chosen."""
     for option, value in choices.items():
         if value is not None and kind not in _CHOICES[option]:
-            held, wanted = f"is {KINDS[kind]} and " if kind else "", ", ".join(KINDS[each] for each in _CHOICES[option])
+            held, wanted = f"is {KINDS[kind]} and " if kind else "", ", ".join(KINDS[key] for key in _CHOICES[option])
             raise ConfigError(f"{name} {held}takes no {option}; leave out --{option} {value}, which is for {wanted}")
 
 

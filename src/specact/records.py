@@ -154,8 +154,8 @@ def _explain(values: Any, kind: Any, where: str, between: str = ".") -> str | No
         hints = get_type_hints(kind, include_extras=True)
     for step, value, inner in _inside(values, kind, hints):
         place = f"{where}[{step}]" if isinstance(step, int) else f"{where}{between}{step}"
-        if (found := _explain(value, inner, place)) is not None:
-            return found
+        if (cause := _explain(value, inner, place)) is not None:
+            return cause
     if unknown := re.search(r"unknown field `(.+)`", message):
         return str(unknown_name(f"key in {where}", unknown[1], hints))
     if missing := re.search(r"missing required field `(.+)`", message):
@@ -172,7 +172,7 @@ def _explain(values: Any, kind: Any, where: str, between: str = ".") -> str | No
 def _only(kind: Any) -> Any:
     """The type itself, without its limits, or the one of an optional type that is not None."""
     while get_origin(kind) in (Annotated, Union, UnionType):
-        kind = next(each for each in get_args(kind) if each is not type(None))
+        kind = next(option for option in get_args(kind) if option is not type(None))
     return kind
 
 

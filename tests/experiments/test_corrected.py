@@ -67,7 +67,7 @@ def test_a_corrector_asks_at_the_common_cadence_and_a_draft_never(tmp_path: Path
     # In a fleet the target infers for those that ask alone, and a reply is of use until the chunk ends.
     pair = load_pair(hidden.folder(tmp_path))
     server = Server(robots.service(), 1, 0.0, 0.0, grants=False)
-    robot = robots.member(FamilyRollout(pair, HYBRID), robots.DISCIPLINES["late cadence"], server, 16, 0, 1)
+    robot = robots.recruit(FamilyRollout(pair, HYBRID), robots.DISCIPLINES["late cadence"], server, 16, 0, 1)
     for _ in range(40):
         robots.control_step([robot], FamilyRollout(pair, HYBRID))
         robot.policy.clock.sleep(1.0 / pair.rate_hz)

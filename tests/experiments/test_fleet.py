@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from experiments.fleet.robots import DISCIPLINES, control_step, fair_share, granted_together, member, service, summary
+from experiments.fleet.robots import DISCIPLINES, control_step, fair_share, granted_together, recruit, service, summary
 from experiments.fleet.server import Server
 from experiments.fleet.tables import success_of
 
@@ -67,7 +67,7 @@ def test_a_fair_share_keeps_the_server_below_its_most() -> None:
 def test_robots_of_a_fleet_ask_their_server(discipline: str) -> None:
     family, how = rollout_of(load_pair("ball"), HYBRID), DISCIPLINES[discipline]
     shared = server(grants=how.asks == "granted")
-    robot = member(family, how, shared, 1, 3, 1)
+    robot = recruit(family, how, shared, 1, 3, 1)
     for _ in range(12):
         control_step([robot], family)
         robot.policy.clock.sleep(1.0 / family.pair.rate_hz)

@@ -148,7 +148,7 @@ def demonstrate(
     if not info["success"]:
         return None
     first = observations[0]
-    seen = {name: np.stack([each[name] for each in observations]) for name in first if name != "instruction"}
+    seen = {name: np.stack([values[name] for values in observations]) for name in first if name != "instruction"}
     return Episodes(
         # Camera frames are uint8, everything else becomes float32.
         {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in seen.items()},

@@ -107,8 +107,8 @@ def read_lerobot(path: Path) -> Recording:
             f"this is a LeRobot dataset of version {info.codebase_version!r}; supported: {', '.join(SUPPORTED)}. "
             f"Convert it with LeRobot's own scripts"
         )
-    features = {key: each for key, each in info.features.items() if isinstance(each, dict)}
-    filmed = [key for key, each in features.items() if each.get("dtype") == "video"]
+    features = {key: feature for key, feature in info.features.items() if isinstance(feature, dict)}
+    filmed = [key for key, feature in features.items() if feature.get("dtype") == "video"]
     episodes = _listed(path, info, filmed)
     declared = len(episodes) if info.total_episodes is None else info.total_episodes
     if not episodes or declared != len(episodes):
@@ -121,7 +121,7 @@ def read_lerobot(path: Path) -> Recording:
         schema = file.schema_arrow
     optional = [name for name in (DISTURBED, TIME) if name in schema.names]
     table, sizes = _columns(path, files, (EPISODE, FRAME, ACTION, *optional))
-    order = _order(table[EPISODE][:, 0], table[FRAME][:, 0], {each.number: each.length for each in episodes})
+    order = _order(table[EPISODE][:, 0], table[FRAME][:, 0], {item.number: item.length for item in episodes})
     kinds = {field.name: _kind(field.type) for field in schema if field.name.startswith(PREFIX)}
     # What is neither numbers nor frames, such as text, is left alone.
     columns = [key for key, kind in kinds.items() if kind != "other"]
@@ -141,7 +141,7 @@ def read_lerobot(path: Path) -> Recording:
             return _stored_images(path, key, dict(zip(files, sizes, strict=True))).select(order)
         return matrix("observations", _columns(path, files, (key,))[0][key][order])
 
-    alone = [each.tasks[0] for each in episodes if isinstance(each.tasks, list) and len(each.tasks) == 1]
+    alone = [item.tasks[0] for item in episodes if isinstance(item.tasks, list) and len(item.tasks) == 1]
     texts = tuple(text for text in alone if isinstance(text, str))
     return Recording(
         names={lerobot_name(key): key for key in keys},

@@ -239,12 +239,12 @@ def _colours(pixels: Images) -> dict[str, Any]:
 
 def _pooled(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Statistics of all episodes, from those of each."""
-    low, high, mean, std, count = (np.array([row[f"stats/{name}/{each}"] for row in rows]) for each in _STATISTICS)
+    low, high, mean, std, count = (np.array([row[f"stats/{name}/{kind}"] for row in rows]) for kind in _STATISTICS)
     share = (count / count.sum()).reshape(-1, *(1,) * (mean.ndim - 1))
     pooled_mean = (share * mean).sum(axis=0)
     variance = (share * (std**2 + (mean - pooled_mean) ** 2)).sum(axis=0)
     pooled = (low.min(axis=0), high.max(axis=0), pooled_mean, np.sqrt(variance), count.sum(axis=0))
-    return {each: value.tolist() for each, value in zip(_STATISTICS, pooled, strict=True)}
+    return {kind: value.tolist() for kind, value in zip(_STATISTICS, pooled, strict=True)}
 
 
 def _write(path: Path, *tables: Any) -> None:

@@ -282,7 +282,7 @@ def _check_alike(first: Recorded, other: Recorded) -> None:
         left, right = first.about[name], other.about[name]
         if name == "observation":
             # Histories may differ.
-            left, right = ({n: (f["shape"], f["dtype"]) for n, f in each["fields"].items()} for each in (left, right))
+            left, right = ({n: (f["shape"], f["dtype"]) for n, f in spec["fields"].items()} for spec in (left, right))
         if left != right:
             raise DataError(
                 f"{first.path} and {other.path} differ in {name}: {left} and {right}; convert them into two datasets"
@@ -299,11 +299,11 @@ def _stretches(steps: list[Step]) -> Iterator[list[Step]]:
 def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
     observation: dict[str, Any] = {}
     try:
-        for name, each in recorded.spec.fields.items():
+        for name, spec in recorded.spec.fields.items():
             values = [step.observation[name] for step in steps]
-            shape = (len(values), *each.shape)
-            read = partial(_jpegs, recorded.path, name, values, each.shape)
-            observation[name] = Frames(shape, read) if each.is_image else np.stack(values)
+            shape = (len(values), *spec.shape)
+            read = partial(_jpegs, recorded.path, name, values, spec.shape)
+            observation[name] = Frames(shape, read) if spec.is_image else np.stack(values)
         action = np.stack([step.action for step in steps if step.action is not None])
     except ValueError as error:
         raise DataError(f"{recorded.path} holds a damaged observation or action: {error}") from None

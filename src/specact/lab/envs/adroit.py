@@ -80,10 +80,10 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def step(self, action: NDArray[np.float32]) -> Stepped:
         raw, _, _, _, info = self._sim.step(np.asarray(action, dtype=np.float64))
-        there = bool(info["success"])
+        success = bool(info["success"])
         self._steps += 1
-        self._there += there
-        return {"state": observe(raw)}, float(there), False, self._steps >= MAX_STEPS, self._info()
+        self._there += success
+        return {"state": observe(raw)}, float(success), False, self._steps >= MAX_STEPS, self._info()
 
     def render(self) -> NDArray[np.uint8] | None:
         return None if self.render_mode is None else rendered(self._sim)

@@ -270,11 +270,11 @@ def suite(name: str) -> Task:
     Raises:
         ConfigError: if the package has none.
     """
-    known = {each.replace("_", "-"): each for each in task_maps if Path(_file("bddl_files", each, "")).is_dir()}
+    known = {key.replace("_", "-"): key for key in task_maps if Path(_file("bddl_files", key, "")).is_dir()}
     if name not in known:
         raise unknown_name("suite of LIBERO", name, known)
     package = known[name]
-    original = next((each for each in MAX_STEPS if package.startswith(each)), "libero_10")
+    original = next((key for key in MAX_STEPS if package.startswith(key)), "libero_10")
     drawn = Task(
         name=name,
         make=partial(Libero, suite=package),

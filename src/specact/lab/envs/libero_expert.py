@@ -294,6 +294,6 @@ class Expert:
         for shift in SHIFTS:
             moved = point + np.array([shift, 0.0, 0.0])
             away = [np.abs(np.clip(moved, *box) - moved)[:2] > PALM for box in tall]
-            if all(each.any() for each in away):
+            if all(beyond.any() for beyond in away):
                 return np.asarray(moved - origin)
         return np.asarray(point - origin)

@@ -73,10 +73,10 @@ class Task:
         Rendering takes longer than physics, so an environment renders only the cameras that are needed.
         """
         frames = {name: fields[name].shape[:2] for name in self.cameras if name in fields}
-        asked: dict[str, Any] = {"frames": frames} if frames else {}
+        options: dict[str, Any] = {"frames": frames} if frames else {}
         if not fields.keys().isdisjoint(self.privileged):
-            asked["privileged"] = True
-        return replace(self, make=partial(self.make, **asked)) if asked else self
+            options["privileged"] = True
+        return replace(self, make=partial(self.make, **options)) if options else self
 
     def only(self, name: str) -> Task:
         """One task of the suite.

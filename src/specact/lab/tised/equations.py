@@ -62,9 +62,9 @@ def exact_task_s(
 
     The first inference cannot be hidden, so overlap saves time ``N - 1`` times instead of ``N`` times.
     """
-    each = chunk_s(inference_s, action_s, actions, alpha, overlap)
+    chunk = chunk_s(inference_s, action_s, actions, alpha, overlap)
     hidden = np.minimum(*_sides(inference_s, action_s, alpha, overlap))
-    return np.asarray(task_s(_checked("N > 0", chunks), each) + hidden)
+    return np.asarray(task_s(_checked("N > 0", chunks), chunk) + hidden)
 
 
 def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
