@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_697),
     f"{SRC}/lab/envs": (2_700, 3_202),
-    f"{SRC}/lab/train": (4_500, 5_622),
+    f"{SRC}/lab/train": (4_500, 5_578),
     f"{SRC}/lab/rollout": (2_100, 2_659),
     f"{SRC}/lab/evaluation": (1_700, 1_865),
     f"{SRC}/lab/tised": (1_700, 1_700),
