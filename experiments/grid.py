@@ -238,7 +238,7 @@ def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] | Non
 def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str] | None = KEPT) -> dict[str, Any]:
     """Runs an evaluation, in a quick run with two episodes; returns the ``kept`` parts of its summary, None for all."""
     if run.quick:
-        evaluation = replace(evaluation, episodes=2, shard=2, calibration_episodes=2, demonstrations=2)
+        evaluation = replace(evaluation, episodes=2, shard=2, calibration_episodes=2)
     summary = evaluate(evaluation, folder, run.update, run.pool, command=" ".join(sys.argv))
     return summary if kept is None else {part: summary[part] for part in kept}
 

@@ -86,7 +86,7 @@ def gate_tests(by_task: Mapping[str, Sequence[Way]]) -> list[dict[str, Any]]:
     """
     tests = []
     for task, of_task in by_task.items():
-        ways = {(way.draft, way.method, way.asked): way for way in of_task}
+        ways = {(way.draft, way.method, way.requested): way for way in of_task}
         for (draft, gate, rate), way in ways.items():
             if gate in ("adahi", "uncertainty", "learned"):
                 of_adahi = ways.get((draft, "random", rate)) if gate == "adahi" else None
@@ -112,7 +112,7 @@ def way_rows(by_task: Mapping[str, Sequence[Way]]) -> Iterator[dict[str, Any]]:
     for task, ways in by_task.items():
         for way in ways:
             yield {
-                "task": task, "draft": way.draft or "-", "method": way.method, "asked": way.asked, "rate": way.rate,
+                "task": task, "draft": way.draft or "-", "method": way.method, "asked": way.requested, "rate": way.rate,
                 "cost": way.cost, "success": vars(way.success), "episodes": way.episodes, "seeds": list(way.successes),
             }  # fmt: skip
 
@@ -180,7 +180,7 @@ def draw(by_task: Mapping[str, Sequence[Way]], parameters: Mapping[str, Metrics]
     for axes, (task, ways) in zip(figure.subplots(2, 2).flat, by_task.items(), strict=True):
         series: dict[str, list[Point]] = {}
         for way in ways:
-            if way.draft.startswith("distilled") or DRAWN.get(way.method) != way.asked:
+            if way.draft.startswith("distilled") or DRAWN.get(way.method) != way.requested:
                 continue
             counts = parameters[task][way.draft or "draft x1"]
             share = counts["draft"] / counts["target"] if way.draft else 1.0

@@ -22,7 +22,7 @@ from specact.families.codes.policy import CodeDrafter, CodePolicy
 from specact.gates import Always
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.envs import env_of
-from specact.lab.evaluation.calibrate import decided, find_threshold
+from specact.lab.evaluation.calibrate import decision_table, find_threshold
 from specact.lab.rollout.processes import linked, serving
 from specact.lab.rollout.steps import Table
 from specact.observation import Window
@@ -184,6 +184,6 @@ def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: f
             decisions.append(policy.record.decision)
             while not policy.wants_inference:
                 policy.act_on(window)
-        return decided(decisions)
+        return decision_table(decisions)
 
     return find_threshold(gate_settings("adahi", pair), rate, 6, roll).settings

@@ -56,9 +56,6 @@ def test_a_bundle_cannot_have_code_imported(foreign: Pair[Any], tmp_path: Path) 
     with Pool(1) as pool:
         with pytest.raises(ConfigError, match=told):
             evaluate(Evaluation(str(foreign.path), None, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)
-        what = Evaluation(str(foreign.path), "ball", ("draft",), 1, mse=True)
-        with pytest.raises(ConfigError, match=told):
-            evaluate(what, tmp_path / "mse", lambda *_: None, pool)
         with pytest.raises(ConfigError, match=told):
             collector(10, pool, lambda *_: None)(foreign, [GateSettings("always")], 0)
     with pytest.raises(ConfigError, match=told):

@@ -16,8 +16,7 @@ from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate, read_demonstrations, split_demonstrations
 from specact.lab.envs import load_task
-from specact.lab.evaluation.offline import OpenLoop, calibrate_offline, demonstrations_of, evaluate_offline
-from specact.lab.evaluation.run import Evaluation, evaluate
+from specact.lab.evaluation.offline import calibrate_offline, demonstrations_of, evaluate_offline, run_open_loop
 from specact.lab.rollout.methods import Method, composed, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.statistics import holm
@@ -25,7 +24,7 @@ from specact.lab.train.dataset import prepare
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.load import load_pair
 from specact.observation import Window
-from specact.pair import Pair, PairSource
+from specact.pair import Pair
 from specact.rng import Role, stream
 from specact.systems.tokens import DECODINGS
 
@@ -56,7 +55,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
     assert abs(rows["random"]["sent"] - rows["adahi"]["sent"]) < 0.25
     # The draft's error, by the definition: its actions along those six, whatever was calibrated.
     judged = shown.select(np.array([1, 2, 4, 5, 7, 8]))
-    alone = OpenLoop(ball.source, judged, load_method("draft"), NEVER, 0).run()
+    alone = run_open_loop(ball, load_method("draft"), NEVER, judged, Pool(1), 0)
     assert rows["draft"]["error"]["mean"] == pytest.approx(alone.error.mean(), abs=1e-12)
     contrasts = [row["error"] for row in summary["contrasts"]]
     assert [row["p_holm"] for row in contrasts] == holm([row["p"] for row in contrasts]) and contrasts
@@ -66,7 +65,7 @@ def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown
     wanted = gate_settings("adahi", ball)
     made = calibrate_offline(ball, wanted, 0.5, shown, Pool(1), quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
-    checked = OpenLoop(ball.source, shown.select(np.arange(1, 9, 2)), load_method("hybrid"), made.settings, 0).run()
+    checked = run_open_loop(ball, load_method("hybrid"), made.settings, shown.select(np.arange(1, 9, 2)), Pool(1), 0)
     assert (made.held_out["episodes"], made.held_out["rate"]) == (4, checked.steps["transmitted"].mean())
 
 
@@ -133,7 +132,7 @@ def test_the_demonstrations_are_those_that_training_kept_back(kept_back: Episode
 def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: Path, kept_back: Episodes) -> None:
     """The tiny pair infers at every step and windows hold two observations: the draft's error, computed by hand."""
     pair = load_pair(tiny_bundle)
-    summary = OpenLoop(PairSource(str(tiny_bundle)), kept_back, load_method("draft"), NEVER, 3).run().summary
+    summary = run_open_loop(pair, load_method("draft"), NEVER, kept_back, Pool(1), 3).summary
     state, goal = (np.asarray(kept_back.observation[name]) for name in ("state", "goal"))
     tokenizer, expected = pair.parts.tokenizer, []
     for number, span in enumerate(kept_back.slices()):
@@ -146,12 +145,3 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
         expected.append(np.mean(errors))
     assert summary["mean"] == pytest.approx(np.mean(expected), rel=1e-5)
     assert summary["low"] <= summary["mean"] <= summary["high"] and summary["episodes"] == len(kept_back)
-
-
-def test_an_evaluation_measures_at_most_as_many_as_it_says(
-    tiny_bundle: Path, kept_back: Episodes, tmp_path: Path
-) -> None:
-    what = Evaluation(str(tiny_bundle), None, ("draft", "target"), 2, mse=True, demonstrations=1)
-    summary = evaluate(what, tmp_path / "run", quiet, Pool(1))
-    assert len(kept_back) > 1
-    assert [method["mse"]["episodes"] for method in summary["methods"].values()] == [1, 1]

@@ -65,15 +65,15 @@ _DRAFTED = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncer
 class Way:
     """A method with a draft, of this description; empty where none is evaluated.
 
-    ``asked`` and ``rate`` are requested and achieved transmission rate, in [0, 1]; ``cost`` is the time of an inference
-    on the device, decision of the gate included, in ms or as a share of the target's; ``successes`` by training seed
-    the success of each episode by its name, which is common to all ways; ``decoded_on_device`` whether the target of
-    :func:`runs_alone` runs on the device.
+    ``requested`` and ``rate`` are the requested and the achieved transmission rate, in [0, 1]; ``cost`` is the time of
+    an inference on the device, decision of the gate included, in ms or as a share of the target's; ``successes`` by
+    training seed the success of each episode by its name, which is common to all ways; ``decoded_on_device`` whether
+    the target of :func:`runs_alone` runs on the device.
     """
 
     draft: str
     method: str
-    asked: float
+    requested: float
     rate: float
     cost: float
     successes: Mapping[int, Mapping[str, bool]]
@@ -92,7 +92,7 @@ class Way:
 
     @property
     def episodes(self) -> int:
-        """Their number, over all training seeds."""
+        """The number of episodes, over all training seeds."""
         return sum(map(len, self.successes.values()))
 
     @property
@@ -105,7 +105,7 @@ class Way:
         """The simpler, the smaller: the target on the device, no server, a low rate, a simple gate, a low cost."""
         gate = load_method(self.method).gate
         complexity = _GATES.index(gate) if gate in _GATES else len(_GATES)
-        return not self.on_device, self.asked > 0.0, self.asked, complexity, self.cost
+        return not self.on_device, self.requested > 0.0, self.requested, complexity, self.cost
 
     def __str__(self) -> str:
         method = load_method(self.method)
@@ -121,7 +121,7 @@ class Way:
         if method.gate == "always":
             return f"{draft}{decoded}, every inference verified"
         how = "at random" if method.gate == "random" else f"by the gate {method.gate if decoded else self.method}"
-        return f"{draft}{decoded}, {self.asked:.0%} verified {how}"
+        return f"{draft}{decoded}, {self.requested:.0%} verified {how}"
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class Choice:
 
     def __str__(self) -> str:
         gate, success = load_method(self.way.method).gate, self.way.success
-        said = ", and no gate is needed" if gate in ("never", "always") else ""
-        said = ", and no gate was shown to do better than chance" if gate == "random" else said
+        remark = ", and no gate is needed" if gate in ("never", "always") else ""
+        remark = ", and no gate was shown to do better than chance" if gate == "random" else remark
         more = "" if self.best is self.way else f"; most has {self.best}, {self.best.success.mean:.2f}"
-        return f"{self.way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{said}{more}"
+        return f"{self.way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{remark}{more}"
 
 
 @cache
@@ -173,7 +173,7 @@ def without_server(ways: Sequence[Way]) -> float | None:
     least = None
     for budget in sorted({way.cost for way in ways}, reverse=True):
         choice = choose(ways, budget)
-        if choice is None or choice.way.asked > 0.0:
+        if choice is None or choice.way.requested > 0.0:
             break
         least = budget
     return least
@@ -231,7 +231,7 @@ def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], obje
 
 
 def _asking(pair: Pair[Any]) -> Callable[[], object]:
-    """What asking the server takes on the device, besides the link."""
+    """A call that does what asking the server takes on the device, besides the link."""
     contract = pair.exchange.contract
     kind = contract.kinds[contract.step_kind]
     received = messages.encode(messages.Reply(1, 1.0, 1.0, 1.0, 1, kind.reply.pack(kind.reply.example())))
@@ -310,7 +310,7 @@ def runs_of(pair: Pair[Any], folders: Sequence[Path]) -> tuple[list[Run], dict[P
     if not folders:
         return [], {}
     runs, skipped = find_runs(folders)
-    left_out = {each.folder: each.reason for each in skipped}
+    left_out = {skip.folder: skip.reason for skip in skipped}
     for run in runs:
         evaluation = run.evaluation
         if evaluation["fingerprint"] != pair.fingerprint:
@@ -330,7 +330,7 @@ def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
     The accounted times of a run are not used, because they may have been set by options. An episode that ended
     otherwise in another run is a :exc:`ConfigError`.
     """
-    won: dict[tuple[float, str, bool], dict[str, bool]] = {}
+    episodes_by_way: dict[tuple[float, str, bool], dict[str, bool]] = {}
     rates: dict[tuple[float, str, bool], list[tuple[float, int]]] = {}
     for run in runs:
         for evaluated in METHODS.keys() & run.methods.keys():
@@ -341,10 +341,10 @@ def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
             places = [(evaluated, False), *[(evaluated, True)] * runs_alone(evaluated)]
             places = [(TARGET, False), (ON_DEVICE, True)] if evaluated in (TARGET, ON_DEVICE) else places
             for method, on_device in places:
-                asked = 0.0 if on_device else {"never": 0.0, "always": 1.0}.get(METHODS[method].gate)
-                rate = run.methods[evaluated]["sent"] if asked is None else asked
-                key = run.summary["rate"] if asked is None else asked, method, on_device
-                known = won.setdefault(key, {})
+                requested = 0.0 if on_device else {"never": 0.0, "always": 1.0}.get(METHODS[method].gate)
+                rate = run.methods[evaluated]["sent"] if requested is None else requested
+                key = run.summary["rate"] if requested is None else requested, method, on_device
+                known = episodes_by_way.setdefault(key, {})
                 if differing := [name for name, success in successes.items() if known.get(name, success) != success]:
                     raise ConfigError(
                         f"episode {differing[0]} (seed/number) of {evaluated} in {run.folder} ended otherwise in "
@@ -353,12 +353,12 @@ def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
                 known.update(successes)
                 rates.setdefault(key, []).append((rate, len(successes)))
     ways = []
-    for key, successes in sorted(won.items()):
-        asked, method, on_device = key
+    for key, successes in sorted(episodes_by_way.items()):
+        requested, method, on_device = key
         mean = sum(rate * count for rate, count in rates[key]) / sum(count for _, count in rates[key])
         with suppress(KeyError):  # an oracle, or a method whose head, target or composition is missing
             cost = device_cost(method, device_ms[METHODS[method].decoding], mean, on_device=on_device)
-            ways.append(Way("", method, asked, mean, cost, {0: successes}, on_device and method != ON_DEVICE))
+            ways.append(Way("", method, requested, mean, cost, {0: successes}, on_device and method != ON_DEVICE))
     return ways
 
 
@@ -371,17 +371,18 @@ def round_trip_ms(pair: Pair[Any], name: str) -> float:
 def _row(way: Way, ways: Sequence[Way], verified_ms: Mapping[str, float]) -> dict[str, Any]:
     """A way as plain values, with its difference from the random gate with forced steps at the same rate."""
     chance = {"adahi": "random"}.get(way.method, "random_learned" if METHODS[way.method].gate != "random" else "")
-    rival = next((each for each in ways if each.method == chance and each.asked == way.asked), None)
+    rival = next((rival for rival in ways if (rival.method, rival.requested) == (chance, way.requested)), None)
     gained = None if rival is None else behind(rival, way)
     return {
-        "method": way.method, "on_device": way.on_device, "asked": way.asked, "rate": way.rate, "device_ms": way.cost,
+        "method": way.method, "on_device": way.on_device, "asked": way.requested, "rate": way.rate,
+        "device_ms": way.cost,
         "mean_ms": way.cost + way.rate * verified_ms[METHODS[way.method].decoding],
         "episodes": way.episodes, "success": vars(way.success), "over_chance": None if gained is None else vars(gained),
     }  # fmt: skip
 
 
 def _of_others(env: str, share: float) -> str | None:
-    """What suffices for other policies of an environment, with the same share of their target's time."""
+    """The advice for other policies of an environment with the same share of their target's time."""
     steps = json.loads(TABLE.read_text()).get(env, [])
     fitting = [sentence for least, sentence in steps if least <= share]
     return f"for other policies of {env}, with {share:.2g} of their target's time: {fitting[-1]}" if fitting else None

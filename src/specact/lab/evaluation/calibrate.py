@@ -24,7 +24,7 @@ from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.statistics import roc_auc
-from specact.lab.rollout.steps import REASONS, Table, free_steps
+from specact.lab.rollout.steps import REASONS, Table, concatenated, free_steps
 from specact.pair import Pair
 from specact.records import Count, InsideUnit, Seed, validated
 from specact.systems.flash import Rounds
@@ -43,12 +43,12 @@ def calibrate(
     seed: Seed = 0, method: Method = HYBRID, env: str | None = None, pool: Pool | None = None,
     advance: Callable[[int], None] = lambda done: None, threshold: Threshold = "quantile",
 ) -> Calibration:  # fmt: skip
-    """Finds a gate's threshold for a transmission rate, see :func:`find_threshold`, errors too.
+    """Finds a gate's threshold for a transmission rate in rollouts; see :func:`find_threshold`, also for its errors.
 
-    With so many episodes per round, and for the check on held-out ones; rounds are 3 or more, because a gate shifts the
-    states it later sees. The gate is a name, with the options that the pair recommends, or settings without a
-    threshold; ``method`` is how the pair drafts, and verifies where the gate asks for it. ``env`` is the pair's own if
-    not given; without a ``pool`` all runs in this process. ``advance`` is told the episodes finished of
+    Each round, and the check on held-out episodes, has so many episodes; three rounds or more are needed, because a
+    gate shifts the states it later sees. The gate is a name, with the options that the pair recommends, or settings
+    without a threshold; ``method`` is how the pair drafts and verifies. ``env`` is the pair's own if not given; without
+    a ``pool`` everything runs in this process. ``advance`` is called with the number of finished episodes, of
     ``episodes * (rounds + 2)``, or of two rounds where ``threshold`` names a fit.
     """
     settings = gate_settings(gate, pair) if isinstance(gate, str) else gate
@@ -63,7 +63,7 @@ def calibrate(
             tables[shard.episodes[0]] = table
             finished += len(shard.episodes)
             advance(finished)
-        return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
+        return concatenated([tables[first] for first in sorted(tables)])
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
         search = find_threshold(settings, rate, rounds, roll, threshold)
@@ -72,8 +72,8 @@ def calibrate(
     return search.calibration(pair, rate, episodes, made_by, method.decoding or pair.source.decoding)
 
 
-def decided(decisions: Sequence[Decision]) -> Table:
-    """The columns that :func:`find_threshold` needs."""
+def decision_table(decisions: Sequence[Decision]) -> Table:
+    """Decisions of a gate as the columns that :func:`find_threshold` needs."""
     return {
         "score": np.array([decision.score for decision in decisions]),
         "reason": np.array([REASONS.index(decision.reason) for decision in decisions]),
@@ -83,7 +83,7 @@ def decided(decisions: Sequence[Decision]) -> Table:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of calibration: the gate, its rate over the steps it was free to decide, and over all steps."""
+    """A round of calibration: the gate, its rate over the steps that it was free to decide, and over all steps."""
 
     settings: GateSettings
     free_rate: float
@@ -91,8 +91,8 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A calibrated gate, the rounds that led to it, and the steps of the held-out check."""
+class ThresholdSearch:
+    """The result of :func:`find_threshold`: a calibrated gate, the rounds that led to it, and a held-out check."""
 
     settings: GateSettings
     rounds: list[Round]
@@ -101,22 +101,27 @@ class Found:
     def calibration(
         self, pair: Pair[Any], rate: float, episodes: int, made_by: dict[str, Any], decoding: str
     ) -> Calibration:
-        """For a pair under a decoding and a rate, checked on so many held-out episodes."""
+        """The calibration of a pair for a decoding and a rate, checked on this number of held-out ``episodes``."""
         sent, free = self.checked["transmitted"], free_steps(self.checked)
         return Calibration(
             fingerprint=pair.fingerprint, rate=rate, settings=self.settings, made_by=made_by, decoding=decoding,
             held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent)},
             rounds=[{"threshold": attempt.settings.threshold, "rate": attempt.rate} for attempt in self.rounds],
-            model=_score_model({name: column[free] for name, column in self.checked.items()}),
+            model=score_model({name: column[free] for name, column in self.checked.items()}),
         )  # fmt: skip
 
 
-def _score_model(steps: Table) -> dict[str, Any]:
-    """How the score goes with what verification would change: a rejection, or where nothing is rejected the action."""
-    if "rejection" in steps:
-        return rejection_models(steps)
-    distance = steps.get("drafted_distance", steps.get("distance"))
-    return {"spearman": float(stats.spearmanr(steps["score"], distance).statistic)}
+def score_model(steps: Table) -> dict[str, Any]:
+    """How the score of freely decided steps goes with what verification would change, as plain values.
+
+    Of action codes the :class:`RejectionModel` of R(z), the rejection of any code, and as ``primary`` that of r, the
+    rejection of the primary code, as in the paper's figure 2; else the score's rank correlation with the distance.
+    """
+    if "rejection" not in steps:
+        distance = steps.get("drafted_distance", steps.get("distance"))
+        return {"spearman": float(stats.spearmanr(steps["score"], distance).statistic)}
+    model, primary = (asdict(fit_rejection(steps["score"], steps[name])) for name in ("rejection", "rejection_0"))
+    return {**model, "primary": primary}
 
 
 def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
@@ -129,7 +134,7 @@ def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
 def find_threshold(
     gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], Table],
     threshold: Threshold = "quantile",
-) -> Found:  # fmt: skip
+) -> ThresholdSearch:  # fmt: skip
     """Finds the threshold at which a gate holds a rate on the states it leads to: a gate shifts the states it sees.
 
     The first round transmits everything and reads the scores on the target's own states. Every further round tries a
@@ -140,7 +145,7 @@ def find_threshold(
     Args:
         gate, rate, rounds: without its threshold; wanted, in (0, 1); thresholds to try, at least 1.
         roll: runs the episodes of a round (0, then 1 to ``rounds``, and ``rounds + 1`` for the held-out check) with a
-            gate; a row per inference, with the columns of :func:`decided`.
+            gate; a row per inference, with the columns of :func:`decision_table`.
     """
     gate.check_rate(rate)
     settings, scores, tried = replace(gate, threshold=-np.inf), np.empty(0), list[Round]()
@@ -150,7 +155,7 @@ def find_threshold(
             raise ConfigError(f"a {threshold} fit needs rejections of action codes; for this pair use the quantile")
         scores, rejections = (steps[name][free_steps(steps)] for name in ("score", "rejection_0"))
         settings = replace(gate, threshold=fitted_threshold(scores, rejections, rate, threshold))
-        return Found(settings, [], roll(settings, rounds + 1))
+        return ThresholdSearch(settings, [], roll(settings, rounds + 1))
     for number in range(rounds + 1):
         table = roll(settings, number)
         free, sent = free_steps(table), table["transmitted"]
@@ -160,7 +165,7 @@ def find_threshold(
         # Of the freely decided steps, the share that makes the wanted rate with those that are transmitted by force.
         wanted = np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0)
         settings = _next(settings, scores, tried, float(wanted))
-    return Found(settings, tried, roll(settings, rounds + 1))
+    return ThresholdSearch(settings, tried, roll(settings, rounds + 1))
 
 
 def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[Round], wanted: float) -> GateSettings:
@@ -172,12 +177,12 @@ def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[
     """
     share = wanted
     if rounds:
-        asked = np.array([_share(scores, attempt.settings) for attempt in rounds])
-        got = np.array([attempt.free_rate for attempt in rounds])
-        spread = float(np.var(asked))
+        requested = np.array([_share(scores, attempt.settings) for attempt in rounds])
+        achieved = np.array([attempt.free_rate for attempt in rounds])
+        spread = float(np.var(requested))
         # Between a gate that damps its own feedback and one that triples it; outside that range it is noise.
-        slope = float(np.clip(np.cov(asked, got, ddof=0)[0, 1] / spread, 0.5, 3.0)) if spread > 1e-4 else 1.0
-        share = float(np.clip(asked.mean() + (wanted - got.mean()) / slope, 0.01, 0.99))
+        slope = float(np.clip(np.cov(requested, achieved, ddof=0)[0, 1] / spread, 0.5, 3.0)) if spread > 1e-4 else 1.0
+        share = float(np.clip(requested.mean() + (wanted - achieved.mean()) / slope, 0.01, 0.99))
     threshold, tie = threshold_for_rate(scores, share)
     return replace(settings, threshold=threshold, tie_probability=tie)
 
@@ -307,15 +312,6 @@ class RejectionModel:
     spearman: float  # rank correlation over single steps
     auroc: float  # area under the ROC curve of the score, for rejections above 1/2; 0.5 is chance
     steps: int
-
-
-def rejection_models(steps: Mapping[str, Floats]) -> dict[str, Any]:
-    """The :class:`RejectionModel` of freely decided steps, as plain values: of R(z), the rejection of any code.
-
-    And as ``primary`` that of r, the rejection of the primary code, as in the paper's figure 2.
-    """
-    model = asdict(fit_rejection(steps["score"], steps["rejection"]))
-    return {**model, "primary": asdict(fit_rejection(steps["score"], steps["rejection_0"]))}
 
 
 def fit_rejection(scores: Floats, rejections: Floats) -> RejectionModel:

@@ -31,7 +31,7 @@ class Timing:
     gate_ms: dict[str, float]  # one decision of each gate, on the device; of a learned gate with its head
 
     def target_of(self, method: Method) -> float:
-        """One inference of the target, on the method's device or server [ms]."""
+        """Time of one inference of the target, on the method's device or server [ms]."""
         return self.target_on_device_ms if method.on_device else self.target_ms
 
 
@@ -66,7 +66,7 @@ def timed(shard: Shard, timing: Timing, **settings: Any) -> Shard:
 
 
 def method_cost(method: Method, pair: Pair[Any], timing: Timing) -> dict[str, float]:
-    """Size, as their manifest says, and time of the networks that a method evaluates; 0 for those that it does not."""
+    """Parameters, by the manifest, and time of each network; 0 for a network that the method does not evaluate."""
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
     # Parameters of third-party policies are unknown.
     known = {} if pair.path is None or not (pair.path / MANIFEST).exists() else read_manifest(pair.path).parameters

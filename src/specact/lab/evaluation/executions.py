@@ -27,7 +27,7 @@ _MARGIN = 0.05
 
 
 def executions(reply_ms: float, period_ms: float) -> dict[str, Any]:
-    """What is enough for replies that take so long, at the delay d = ceil(reply / period) in control steps.
+    """The execution that is enough for replies of this time, at the delay d = ceil(reply / period) in control steps.
 
     Enough is the simplest method of which success is at most .05 below the best, and whose 95 % interval reaches that
     of the best; a delay between two measured ones counts as the longer. By task ``advice``, and the ``rows`` it rests
@@ -37,14 +37,14 @@ def executions(reply_ms: float, period_ms: float) -> dict[str, Any]:
     for task, study in json.loads(TABLE.read_text()).items():
         keyed = [dict(zip(SHOWN, row, strict=True)) for row in study["rows"] if row[0] in WAYS]
         longer = [row["delay"] for row in keyed if row["delay"] >= delay]
-        there = [row for row in keyed if longer and row["delay"] == min(longer)]
-        rows += [{"task": task, **row} for row in there]
-        best = max(there, key=lambda row: row["success"], default=None)
+        measured = [row for row in keyed if longer and row["delay"] == min(longer)]
+        rows += [{"task": task, **row} for row in measured]
+        best = max(measured, key=lambda row: row["success"], default=None)
         if best is None or best["success"] < 0.5:
             known = f"nothing works at a delay of {min(longer)}" if best else "so long a delay was not measured"
             advice.append(f"{task}: {known}; take a nearer server, fewer Euler steps or a smaller policy")
             continue
-        close = [row for row in there if best["success"] - row["success"] <= _MARGIN and row["high"] >= best["low"]]
+        close = [row for row in measured if best["success"] - row["success"] <= _MARGIN and row["high"] >= best["low"]]
         row = min(close, key=lambda row: [*WAYS].index(row["method"]))
         advice.append(
             f"{task}: {WAYS[row['method']]}, success {row['success']:.2f} [{row['low']:.2f}, {row['high']:.2f}] at a "

@@ -79,10 +79,10 @@ def _code_metrics(steps: Table) -> dict[str, Any]:
     sent, rejection = steps["transmitted"], steps["rejection"]
     skipped, unverified = ~sent, ~sent | steps["missed"]
     codebooks = sum(name.startswith("tv_") for name in steps)
-    each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
+    by_codebook = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
     return {
         "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
-        "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
+        "acceptance": {"codebooks": by_codebook, "all": float(1.0 - rejection.mean())},
         "primary_rejection": float(steps["rejection_0"].mean()),
         "gated_loss": float((rejection * unverified).mean()),
         "choice_efficiency": choice_efficiency(rejection, sent),

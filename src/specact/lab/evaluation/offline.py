@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Robot, run_together
 from specact.lab.rollout.statistics import mean_interval
-from specact.lab.rollout.steps import Audit, Table
+from specact.lab.rollout.steps import Audit, Table, concatenated
 from specact.load import load_pair
 from specact.observation import Observation
 from specact.pair import Pair, PairSource
@@ -55,38 +56,6 @@ def demonstrations_of(pair: Pair[Any], env: str | None = None) -> Demonstrations
     known = {name: recipe[name] for name in Demonstrations.__struct_fields__ if name in recipe}
     known["env"] = env_of(pair.env, env) if pair.env else None
     return read_record(known, Demonstrations, "recipe")
-
-
-@dataclass(frozen=True)
-class OpenLoop:
-    """One method of a pair open loop on demonstrations, with its calibrated gate: a piece of work for a worker process.
-
-    ``first`` is the number of the first episode, a part of the random streams' addresses.
-    """
-
-    source: PairSource
-    episodes: Episodes
-    method: Method
-    gate: GateSettings
-    seed: int
-    first: int = 0
-
-    def run(self) -> OpenLoopResult:
-        """Observes the demonstrated states, whatever its actions; executes chunks as on the robot."""
-        family = rollout_of(load_pair(self.source), self.method)
-        pair = family.pair
-        policy = family.policy(self.gate.build(pair), self.seed)
-        normalised, raw, audit, episodes = [], [], Audit(family), self.episodes
-        # Unused frames are not read: that would cost time, and they may be missing.
-        seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
-        for number, span in enumerate(episodes.slices(), self.first):
-            policy.reset(number)
-            replay = _Replay(seen, range(span.start, span.stop))
-            run_together([Robot(policy, replay)], family, audit)
-            error = np.stack(replay.acted) - episodes.action[span]
-            raw.append(float(np.square(error).sum(axis=1).mean()))
-            normalised.append(float(np.square(error / pair.units.scale).sum(axis=1).mean()))
-        return OpenLoopResult(np.array(normalised), np.array(raw), audit.table())
 
 
 @dataclass(frozen=True)
@@ -143,7 +112,7 @@ def calibrate_offline(
 
     def roll(settings: GateSettings, number: int) -> Table:
         progress(f"calibrating {gate.name}", number, rounds + 2)
-        return _run(pair, method, settings, parts[number > rounds], pool, seed).steps
+        return run_open_loop(pair, method, settings, parts[number > rounds], pool, seed).steps
 
     search = find_threshold(gate, rate, rounds, roll, threshold)
     progress(f"calibrating {gate.name}", rounds + 2, rounds + 2)
@@ -188,7 +157,7 @@ def evaluate_offline(
 
             steps, name = {name: result.steps for name, result in results.items()}, method.name
             settings[name] = gate_of_method(method, pair, rate, calibrated, options=gate_options, steps=steps)
-            results[name] = _run(pair, method, settings[name], judged, pool, seed)
+            results[name] = run_open_loop(pair, method, settings[name], judged, pool, seed)
         progress("methods", len(ran), len(ran))
         summary = {
             "kind": "offline", "command": command, "bundle": pair.name, "episodes": len(judged),
@@ -208,16 +177,41 @@ def evaluate_offline(
     return summary
 
 
-def _run(
+def run_open_loop(
     pair: Pair[Any], method: Method, gate: GateSettings, demonstrations: Episodes, pool: Pool, seed: int
 ) -> OpenLoopResult:
-    """Splits the demonstrations among the workers; results do not depend on their number."""
+    """Runs a method, with its calibrated gate, along demonstrations: it observes their states, whatever its actions.
+
+    Chunks are executed as on the robot. The workers share the episodes; results do not depend on their number.
+    """
     parts = np.array_split(np.arange(len(demonstrations)), min(pool.workers, len(demonstrations)))
-    work = [OpenLoop(pair.source, demonstrations.select(part), method, gate, seed, int(part[0])) for part in parts]
-    by_first = {part.first: result for part, result in pool.each(OpenLoop.run, work)}
+    work = [(int(part[0]), demonstrations.select(part)) for part in parts]
+    run = partial(_run_part, pair.source, method, gate, seed)
+    by_first = {first: result for (first, _), result in pool.each(run, work)}
     results = [by_first[first] for first in sorted(by_first)]
     return OpenLoopResult(
         np.concatenate([result.error for result in results]),
         np.concatenate([result.raw for result in results]),
-        {name: np.concatenate([result.steps[name] for result in results]) for name in results[0].steps},
+        concatenated([result.steps for result in results]),
     )
+
+
+def _run_part(
+    source: PairSource, method: Method, gate: GateSettings, seed: int, part: tuple[int, Episodes]
+) -> OpenLoopResult:
+    """Runs some of the episodes; the number of the first one is a part of the random streams' addresses."""
+    first, episodes = part
+    family = rollout_of(load_pair(source), method)
+    pair = family.pair
+    policy = family.policy(gate.build(pair), seed)
+    normalised, raw, audit = [], [], Audit(family)
+    # Unused frames are not read: that would cost time, and they may be missing.
+    seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
+    for number, span in enumerate(episodes.slices(), first):
+        policy.reset(number)
+        replay = _Replay(seen, range(span.start, span.stop))
+        run_together([Robot(policy, replay)], family, audit)
+        error = np.stack(replay.acted) - episodes.action[span]
+        raw.append(float(np.square(error).sum(axis=1).mean()))
+        normalised.append(float(np.square(error / pair.units.scale).sum(axis=1).mean()))
+    return OpenLoopResult(np.array(normalised), np.array(raw), audit.table())

@@ -24,12 +24,10 @@ from specact.gates.learned import head_fingerprint
 from specact.gates.settings import ORACLES, GateSettings, gate_settings
 from specact.lab.data.checks import check_fit
 from specact.lab.data.folder import RunFolder, locked
-from specact.lab.data.generate import demonstration_files, split_demonstrations
 from specact.lab.envs import BENCHMARK, env_of, evaluated, load_task
 from specact.lab.evaluation.calibrate import calibrate, gate_of_method, uncalibrated_gate
 from specact.lab.evaluation.cost import Timing, decision, median_ms, method_cost, timed
 from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.evaluation.offline import OpenLoop, demonstrations_of
 from specact.lab.rollout.families import decoded_by, family_of, rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool, Runner, real_time
@@ -51,7 +49,7 @@ _ACCOUNTED = "times are accounted in virtual time as draft + gate + link + targe
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to evaluate, as plain values, kept in a run folder's manifest; times are measured if not given."""
+    """The settings of an evaluation, kept in its run folder's manifest; times are measured if not given."""
 
     bundle: str  # path or name of a bundle, or MODULE:NAME for a pair of your own
     env: str | None = None  # environment, a name or MODULE:TASK; the bundle's own if not given
@@ -73,9 +71,6 @@ class Evaluation:
     calibration_episodes: Count = 40  # per round, where a calibration has to be made first
     realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
     deadline_ms: Positive = 200.0  # in real time: how long a step waits for the target
-    mse: bool = False  # also measure each method's error along the demonstrations that were kept back in training
-    data: str | None = None  # of these demonstrations: folder that the recipe's data paths are relative to
-    demonstrations: Count | None = None  # at most so many of them; all that were kept back if not given
     # Of a pair of chunk policies, where the pair does not name them: MODULE:NAME or a .toml file; the draft of a token
     # or flow policy is any bundle of a policy.
     draft: str | None = None
@@ -86,7 +81,7 @@ class Evaluation:
 
     @property
     def resolved(self) -> tuple[Method, ...]:
-        """Its methods, those that are given by name among them."""
+        """The methods, with those that are given by name loaded."""
         return tuple(map(load_method, self.methods))
 
     @property
@@ -135,8 +130,6 @@ def _evaluate(
         uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)
         rollout_of(pair, method)
     check_fit(pair, task)
-    if evaluation.mse:
-        demonstration_files(demonstrations_of(pair, evaluation.env), evaluation.data)
     manifest = _claim(out, evaluation, pair, env, command)
     started, timing = time.perf_counter(), Timing(**manifest["timing"])
     numbers = range(evaluation.first, evaluation.first + evaluation.episodes)
@@ -161,15 +154,12 @@ def _evaluate(
             shard = Shard.of(pair, judged, method, gates[name], numbers, evaluation.seed)
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
-        imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
     methods: dict[str, dict[str, Any]] = {}
     for method in ran:
         tables = outcomes[method.name], steps[method.name]
         methods[method.name] = method_metrics(*tables, sends=not method.on_device, success_at=SUCCESS_AT.get(env, ()))
         methods[method.name]["cost"] = method_cost(method, pair, timing)
     add_gate_efficiency(ran, methods, steps.get("oracle"))
-    for name, error in imitation_errors.items():
-        methods[name]["mse"] = error
     summary = {
         "env": judged, "episodes": evaluation.episodes, "seed": evaluation.seed, "bundle": pair.name,
         "rate": evaluation.rate,
@@ -293,27 +283,6 @@ def _calibration(
         )  # fmt: skip
     stored.save(path.parent)
     return stored
-
-
-def _imitation_errors(
-    evaluation: Evaluation, pair: Pair[Any], gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
-) -> dict[str, dict[str, float]]:
-    """Every method's error on held-out demonstrations; resumes from ``imitation.json``."""
-    path = out / "imitation.json"
-    errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    missing = [method for method in evaluation.resolved if method.name not in errors]
-    if missing:
-        _, episodes = split_demonstrations(demonstrations_of(pair, evaluation.env), evaluation.data)
-        if evaluation.demonstrations is not None:
-            episodes = episodes.select(np.arange(min(evaluation.demonstrations, len(episodes))))
-        stage, total = "along demonstrations", len(evaluation.methods)
-        progress(stage, len(errors), total)
-        work = [OpenLoop(pair.source, episodes, method, gates[method.name], evaluation.seed) for method in missing]
-        for job, result in pool.each(OpenLoop.run, work):
-            errors[job.method.name] = result.summary
-            write_json(path, errors)
-            progress(stage, len(errors), total)
-    return errors
 
 
 def _calibration_summary(calibration: Calibration) -> dict[str, Any]:

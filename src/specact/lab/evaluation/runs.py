@@ -21,7 +21,7 @@ from specact.records import read_json, read_record
 
 
 def _shape(**fields: Any) -> Any:
-    """What a report needs of an object in a run folder; it may have more."""
+    """The fields of an object in a run folder that a report needs; it may have more."""
     return msgspec.defstruct("Shape", fields.items())
 
 
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Its settings, see :class:`~specact.lab.evaluation.run.Evaluation`."""
+        """The run's settings, see :class:`~specact.lab.evaluation.run.Evaluation`."""
         return dict(self.manifest["evaluation"])
 
     @property
@@ -104,7 +104,7 @@ def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[l
         ConfigError: if there is none; the message lists the skipped ones.
     """
     paths, skipped, runs, seen = list(paths), list(skipped), list[Run](), set[Path]()
-    where = ", ".join(map(str, [*paths, *(each.folder for each in skipped)])) or "no folder"
+    where = ", ".join(map(str, [*paths, *(skip.folder for skip in skipped)])) or "no folder"
     for path in paths:
         if not path.is_dir():
             skipped.append(Skipped(path, "there is no such folder or file"))
@@ -117,7 +117,7 @@ def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[l
                 except DataError as error:
                     skipped.append(Skipped(folder, str(error)))
     if not runs:
-        reasons = "".join(f"; {each.folder}: {each.reason}" for each in skipped)
+        reasons = "".join(f"; {skip.folder}: {skip.reason}" for skip in skipped)
         raise ConfigError(
             f"there is no finished run in {where}{reasons}. Make one with: specact eval ball --out runs/ball, "
             "then: specact report runs/ball --out report.html"

@@ -1,6 +1,8 @@
-"""Training data from rollouts, of a gate or a draft: states visited by a pair under gates, and both policies' outputs.
+"""Training data from rollouts.
 
-And of a token policy's drafters, of its own rollouts: on demonstrations it is more certain than anywhere else.
+A gate's head or a draft learns from the states that a pair visits under gates, with the outputs of both policies. The
+drafters of a token policy learn from its own rollouts, because on demonstrations it is more certain than anywhere else;
+a corrector learns from rollouts of a chunk policy whose chunks arrive late.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard, episode_seed
-from specact.lab.rollout.steps import OBSERVATION, SHARD, Table, observation_columns
+from specact.lab.rollout.steps import OBSERVATION, SHARD, Table, concatenated, observation_columns
 from specact.load import load_pair, load_policy
 from specact.observation import Field, ObservationHistory, ObservationSpec, Window
 from specact.pair import Pair
@@ -67,7 +69,7 @@ Column = NDArray[Any] | FrameWindows
 
 @dataclass(frozen=True)
 class DistillationData:
-    """One row per inference, with the number of its episode; all normalised.
+    """A table with one row per inference, with the number of its episode; all numbers are normalised.
 
     ``observation`` is the draft's, by name, each ``[N, *window_shape]``; of an instruction its words, ``[N, L]``.
     ``outputs`` are of draft and target, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
@@ -97,11 +99,11 @@ class DistillationData:
 
 
 def join(parts: Sequence[DistillationData]) -> DistillationData:
-    """Concatenates several."""
+    """The rows of all parts, one part after the other; no frame is read."""
     first = parts[0]
     observation = {name: _concatenated([part.observation[name] for part in parts]) for name in first.observation}
-    outputs = {name: np.concatenate([part.outputs[name] for part in parts]) for name in first.outputs}
-    return DistillationData(np.concatenate([part.episode for part in parts]), observation, outputs)
+    outputs = concatenated([{**part.outputs, "episode": part.episode} for part in parts])
+    return DistillationData(outputs.pop("episode"), observation, outputs)
 
 
 def _concatenated(columns: Sequence[Column]) -> Column:
@@ -120,11 +122,11 @@ def collector(
     wanted: int, pool: Pool, progress: Callable[[str, int, int], None], env: str | None = None,
     folder: Path | None = None,
 ) -> Collect:  # fmt: skip
-    """A function of a pair, gates and a round's number, which keeps both policies' outputs at every inference.
+    """Returns a function of a pair, gates and a round's number that records both policies' outputs at every inference.
 
-    At least ``wanted`` inferences, in whole batches of episodes, in states that the gates determine; every round has
-    its own episodes. Progress is (round, inferences so far, wanted). ``env`` is the pair's own if None; camera frames
-    are written to ``folder``.
+    It records at least ``wanted`` inferences, in whole batches of episodes, in states that the gates determine; every
+    round has its own episodes. Progress is (round, inferences so far, wanted). ``env`` is the pair's own if None;
+    camera frames are written to ``folder``.
 
     Raises:
         ConfigError: for less than one inference, a pair that cannot be distilled, or no disk space for camera frames.
@@ -198,7 +200,11 @@ class TokenRollouts:
 
 
 def record_rollouts(
-    record: Callable[[Path, int], None], folder: Path, numbers: range, each: Each, progress: Callable[[int, int], None]
+    record: Callable[[Path, int], None],
+    folder: Path,
+    numbers: Sequence[int],
+    each: Each,
+    progress: Callable[[int, int], None],
 ) -> list[Path]:
     """Records the missing ones of the files with these numbers, of :data:`SHARD` episodes each, and returns all.
 
@@ -225,15 +231,15 @@ def read_rollouts(files: Iterable[Path]) -> TokenRollouts:
             parts.append(TokenRollouts(**load_file(file)))
         except (SafetensorError, TypeError) as error:
             raise ConfigError(f"{file} is damaged ({error}); delete it to record it again") from None
-    return TokenRollouts(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
+    return TokenRollouts(**concatenated([vars(part) for part in parts]))
 
 
 def record_tokens(target: str, env: str, seed: int, folder: Path, number: int) -> None:
-    """Writes the file of this number, of :class:`TokenRollouts`, decoded greedily; every action is executed."""
+    """Writes the file of this number: :class:`TokenRollouts` of greedy decoding, of which every action is executed."""
     bundle = _tokens(target)
     policy = bundle.policy()
     episodes, robots, histories = _started(env, bundle.spec.observation, seed, number)
-    running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
+    running, rows = list(range(SHARD)), list[Table]()
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
         prefilled = policy.prefill(windows)
@@ -247,7 +253,7 @@ def record_tokens(target: str, env: str, seed: int, folder: Path, number: int) -
         for i, chunk in zip(running, decoded, strict=True):
             play(robots[i], histories[i], policy.chunk(chunk))
         running = [i for i in running if not robots[i].done]
-    table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    table = concatenated(rows)
     owner = table.pop("row")
     success = np.array([robot.success for robot in robots])
     dtypes = {"step": np.int64, "tokens": np.uint8, "features": np.float16, "seen": np.float16, "state": np.float32}
@@ -267,9 +273,9 @@ def record_stale(
     target: str, env: str, fields: Mapping[str, Field], seed: int, most_delay: int, played_by: str | None,
     folder: Path, number: int,
 ) -> None:  # fmt: skip
-    """Writes the file of this number, a chunk policy whose chunks are played late, each action at its time.
+    """Writes the file of this number: rollouts of a chunk policy whose chunks are played late, each action at its time.
 
-    Those of odd numbers are played with the corrections of ``played_by``, if given: in states that it leads to.
+    Files of odd numbers are played with the corrections of ``played_by``, if given: in states that it leads to.
 
     Each episode has a delay from 0 to ``most_delay`` steps, and a number of steps between two requests with which no
     chunk of H actions runs out; before the first chunk has arrived newer ones are played. Of every step, by name:
@@ -282,7 +288,7 @@ def record_stale(
     rng = stream(seed, Role.DATA, episode=int(episodes[0]))
     delays = rng.integers(most_delay + 1, size=SHARD)
     every = rng.integers(1, length - delays + 1)
-    asked: list[list[tuple[int, Chunk, Window]]] = [[] for _ in robots]
+    requests: list[list[tuple[int, Chunk, Window]]] = [[] for _ in robots]
     corrector = _corrector(played_by) if played_by and number % 2 else None
     running, rows, step = list(range(SHARD)), list[Table](), 0
     while running:
@@ -295,27 +301,27 @@ def record_stale(
         })  # fmt: skip
         for i, chunk, window in zip(running, chunks, windows, strict=True):
             if step % every[i] == 0:
-                asked[i].append((step, chunk, window))
-            while len(asked[i]) > 1 and asked[i][1][0] + delays[i] <= step:
-                del asked[i][0]
-            at, played, then = asked[i][0] if asked[i][0][0] + delays[i] <= step else (step, chunk, window)
-            action = played[step - at]
-            if corrector is not None and step > at:
+                requests[i].append((step, chunk, window))
+            while len(requests[i]) > 1 and requests[i][1][0] + delays[i] <= step:
+                del requests[i][0]
+            arrived = requests[i][0][0] + delays[i] <= step
+            sent, played, before = requests[i][0] if arrived else (step, chunk, window)
+            action = played[step - sent]
+            if corrector is not None and step > sent:
                 spec, units = corrector.parts.spec, corrector.units
-                seen = [spec.observation.select(each).arrays for each in (then, window)]
+                seen = [spec.observation.select(observed).arrays for observed in (before, window)]
                 base = units.from_environment(played)
-                action = units.to_environment(corrected(corrector.parts.network.run, spec, base, step - at, *seen)[0])
+                action = units.to_environment(corrected(corrector.parts.network.run, spec, base, step - sent, *seen)[0])
             robots[i].act(action)
         running, step = [i for i in running if not robots[i].done], step + 1
-    table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    table = concatenated(rows)
     order = np.lexsort((table["step"], table["episode"]))
     write_whole(folder / f"{number:05}.safetensors", save({name: column[order] for name, column in table.items()}))
 
 
-Started = tuple[NDArray[np.int64], list[SimulatedRobot], list[ObservationHistory]]
-
-
-def _started(env: str, sees: ObservationSpec, seed: int, number: int) -> Started:
+def _started(
+    env: str, sees: ObservationSpec, seed: int, number: int
+) -> tuple[NDArray[np.int64], list[SimulatedRobot], list[ObservationHistory]]:
     """The episodes of a file, their worlds and histories."""
     episodes, robots = np.array(EpisodeRange.RECORDED.episodes(SHARD, SHARD * number)), _worlds(env, sees)
     for robot, episode in zip(robots, episodes.tolist(), strict=True):

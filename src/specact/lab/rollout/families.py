@@ -1,4 +1,4 @@
-"""What is particular to a family in rollouts: batched inference, drafter and verifier, times, and the step table."""
+"""Rollouts of each family: batched inference, drafter and verifier, times, and the step table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkParts, ChunkVerifier, chunk_distance, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.pair import CodeParts
-from specact.families.codes.policy import CodeDrafter, CodeVerifier, Rule, executed_codes, take_target
+from specact.families.codes.policy import CodeDrafter, CodeVerifier, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, total_variation, verify
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import to_actions
@@ -33,11 +33,9 @@ from specact.systems.flow import FULL, FlowParts
 from specact.systems.tokens import DECODINGS
 from specact.types import Miss, Proposal, StepRecord
 
-RULES: dict[str, Rule] = {"speculative": verify, "target": take_target}
-
 
 class FamilyRollout:
-    """One method of one pair; as it stands, of a family of the user's own: only the members of its pair are used.
+    """The rollout of one method of one pair; this base class serves families of the user's own, by the pair alone.
 
     The step table has ``distance``, root mean square between drafted and verified actions, mean over a chunk's executed
     actions (normalised units), and ``action_change``, mean distance over these between executed and verified ones, 0
@@ -64,7 +62,7 @@ class FamilyRollout:
 
     @cached_property
     def _judging(self) -> tuple[Prepared[Any], Verifier]:
-        """A verifier of answers that are there, and their place."""
+        """A slot for an answer of the target, and a verifier that reads it."""
         answer = Prepared[Any]()
         return answer, self.pair.verifier(LocalTarget(answer))
 
@@ -141,7 +139,7 @@ class FamilyRollout:
 
 
 class CodesRollout(FamilyRollout):
-    """Of action codes.
+    """The rollout of a pair of action codes.
 
     Columns: ``drafted_k`` and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``;
     ``accepted_k`` (as executed; true on unverified steps); ``tv_k``, total variation of the two distributions;
@@ -165,7 +163,8 @@ class CodesRollout(FamilyRollout):
         return CodeDrafter(self._proposer if prepared is None else prepared, self._parts.tokenizer)
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        return CodeVerifier(target, self._parts.tokenizer, RULES[self.method.verifier])
+        rule = verify if self.method.verifier == "speculative" else take_target
+        return CodeVerifier(target, self._parts.tokenizer, rule)
 
     def judge(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> Row:
         codes, outcome, change = record.proposal.evidence.codes, record.outcome, 0.0
@@ -216,7 +215,7 @@ class CodesRollout(FamilyRollout):
 
 
 class ChunksRollout(FamilyRollout):
-    """Of chunk policies.
+    """The rollout of a pair of chunk policies.
 
     Columns: ``distance`` and ``action_change`` as of :class:`FamilyRollout`, the first to the target's actions;
     ``prefix``, number of drafted actions that verification would have accepted.
@@ -246,7 +245,7 @@ class ChunksRollout(FamilyRollout):
 
 
 class TokensRollout(FamilyRollout):
-    """Of token policies, whose target reads and decodes when it is queried.
+    """The rollout of a token policy, whose target reads and decodes when it is queried.
 
     Columns: ``distance`` of the executed actions and ``drafted_distance`` of the drafted ones to greedy decoding's;
     ``action_change``; ``greedy``, whether all tokens are those of greedy decoding; ``passes`` of the target's decoder,
@@ -304,8 +303,8 @@ class TokensRollout(FamilyRollout):
         return [to_actions(tokens).reshape(spec.chunk, spec.actions) for tokens in targets]
 
 
-class FlashRollout(FamilyRollout):
-    """Of flow policies, whose target checks or denoises when it is queried.
+class FlowRollout(FamilyRollout):
+    """The rollout of a flow policy, whose target checks or denoises when it is queried.
 
     Columns: ``distance`` of the executed actions and ``drafted_distance`` of the drafted ones to those of a full round
     from the same noise; ``action_change``; ``full``, whether the round ended as a full one; ``checked``, whether a
@@ -336,12 +335,12 @@ class FlashRollout(FamilyRollout):
 
 
 FAMILIES: dict[type, type[FamilyRollout]] = {
-    CodeParts: CodesRollout, ChunkParts: ChunksRollout, TokenParts: TokensRollout, FlowParts: FlashRollout,
+    CodeParts: CodesRollout, ChunkParts: ChunksRollout, TokenParts: TokensRollout, FlowParts: FlowRollout,
 }  # fmt: skip
 
 
 def family_of(pair: Pair[Any]) -> type[FamilyRollout]:
-    """What rolls out pairs of this family."""
+    """The class that rolls out pairs of this family."""
     return FAMILIES.get(type(pair.parts), FamilyRollout)
 
 

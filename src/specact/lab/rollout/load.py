@@ -63,7 +63,6 @@ class Load:
         offered_hz: requests per second of all robots together; None for a closed loop without pauses.
         seconds: from the first request to the last answer.
         latencies_ms: of every answered request, from its due time to its answer ``[n]``.
-        robot: index of the robot of each request ``[n]``.
         batch: mean batch size.
         errors: requests answered with an error.
     """
@@ -72,12 +71,11 @@ class Load:
     offered_hz: float | None
     seconds: float
     latencies_ms: NDArray[np.float64]
-    robot: NDArray[np.intp]
     batch: float
     errors: int
 
     def summary(self) -> dict[str, Any]:
-        """As plain values; throughput in verified steps per second, latencies in ms."""
+        """The result as plain values; throughput in verified steps per second, latencies in ms."""
         p50, p99 = np.quantile(self.latencies_ms if len(self.latencies_ms) else [np.nan], (0.5, 0.99)).tolist()
         return {
             "robots": self.robots, "offered_hz": self.offered_hz, "answered": len(self.latencies_ms),
@@ -96,12 +94,12 @@ def measure_service(load: Callable[[], Exchange[Any]], max_batch: int) -> Servic
         SpecactError: if the target cannot be served, or the server refuses a robot or a request.
     """
     context = get_context("spawn")
-    here, there = context.Pipe()
-    server = context.Process(target=_serve, args=(load, max_batch, there), daemon=True)
+    receiver, sender = context.Pipe()
+    server = context.Process(target=_serve, args=(load, max_batch, sender), daemon=True)
     server.start()
-    there.close()
+    sender.close()
     try:
-        if isinstance(reply := here.recv(), Exception):
+        if isinstance(reply := receiver.recv(), Exception):
             raise reply
         counts = [count for power in range(max_batch.bit_length()) if (count := 4 << power) <= _MOST_ROBOTS]
         return _measure(reply[0], reply[1], counts)
@@ -161,7 +159,7 @@ def run_load(
 
 
 async def connected_robot(port: int, workload: Workload) -> Robot:
-    """One that the server on this machine has welcomed."""
+    """A robot that the server on this machine has welcomed."""
     robot = _WebSocketRobot(asyncio.get_running_loop(), workload)
     await ws_connect(lambda: robot, f"ws://127.0.0.1:{port}{workload.path}", extra_headers=workload.headers)
     await robot.welcomed
@@ -173,10 +171,10 @@ def workload_of(
     token: str = "",
 ) -> Workload:  # fmt: skip
     """These requests in turn, or one with an observation of zeros."""
-    given = requests or [Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0))]
+    requests = requests or [Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0))]
     messages = [
         encode(ask(replace(request, address=StepAddress(0, 0, 0, number)), contract, kind, number, deadline_ms))
-        for number, request in zip(range(_MOST_REQUESTS), cycle(given), strict=False)
+        for number, request in zip(range(_MOST_REQUESTS), cycle(requests), strict=False)
     ]
     hello = Hello(PROTOCOL, "load", contract.family, dict(contract.spec))
     return Workload(PATH, encode(hello), messages, _batch, {"Authorization": f"Bearer {token}"})
@@ -205,15 +203,13 @@ async def run_robots(
     finally:
         for robot in connected:
             robot.hang_up()
-    rows = [(*result, number) for number, robot in enumerate(connected) for result in robot.results]
-    results = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    results = np.array([result for robot in connected for result in robot.results], np.float64).reshape(-1, 2)
     if not len(results):
         raise RemoteError("the server answered none of the requests")
-    latencies, batches, owners = results[results[:, 1] > 0].T
+    latencies, batches = results[results[:, 1] > 0].T
     # Each inference of b requests occurs b times.
     batch = len(batches) / max(1.0, float((1.0 / batches).sum()))
-    errors = len(results) - len(latencies)
-    return Load(robots, offered_hz, took_s, 1e3 * latencies, owners.astype(np.intp), batch, errors)
+    return Load(robots, offered_hz, took_s, 1e3 * latencies, batch, len(results) - len(latencies))
 
 
 class Robot(ABC):
@@ -260,24 +256,23 @@ class Robot(ABC):
 
 
 class _WebSocketRobot(Robot, WSListener):
-    """One connection, with minimal work per message, because it shares the processor with the server."""
+    """A robot with one connection and minimal work per message, because it shares the processor with the server."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, workload: Workload) -> None:
         super().__init__(loop)
-        self._workload, self._sent = workload, 0
+        self._opening, self._batch, self._requests = workload.opening, workload.batch, cycle(workload.requests)
         self.welcomed: asyncio.Future[None] = loop.create_future()
 
     def send(self) -> None:
-        self._transport.send(WSMsgType.BINARY, self._workload.requests[self._sent % len(self._workload.requests)])
-        self._sent += 1
+        self._transport.send(WSMsgType.BINARY, next(self._requests))
 
     def hang_up(self) -> None:
         self._transport.disconnect(False)
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
-        if self._workload.opening is not None:
-            transport.send(WSMsgType.BINARY, self._workload.opening)
+        if self._opening is not None:
+            transport.send(WSMsgType.BINARY, self._opening)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         for future in (self.welcomed, self.finished):
@@ -288,7 +283,7 @@ class _WebSocketRobot(Robot, WSListener):
         if frame.msg_type != WSMsgType.BINARY:
             transport.disconnect(False)
         elif self.welcomed.done():
-            self.answered(self._workload.batch(frame.get_payload_as_bytes()))
+            self.answered(self._batch(frame.get_payload_as_bytes()))
         else:
             self.welcomed.set_result(None)
 

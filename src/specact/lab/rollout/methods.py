@@ -55,7 +55,7 @@ class Method:
 
     @property
     def decoding(self) -> str:
-        """Its name if it fixes how a policy drafts and verifies, as a part of a calibration's name; else empty."""
+        """The name if the method fixes how a policy drafts and verifies, for the name of a calibration; else empty."""
         return "" if self.composition is None else self.name
 
     @property
@@ -74,7 +74,7 @@ class Method:
         return HeadDraft(draft, TargetHead.of(pair)) if self.proposes == "head" else draft
 
     def rivals_among(self, names: tuple[str, ...]) -> list[str]:
-        """Those of its rivals that ran, given the names of all that did."""
+        """The rivals that ran, given the names of all methods that ran."""
         choices = [(rival,) if isinstance(rival, str) else rival for rival in self.rivals]
         matches = [next((name for name in choice if name in names), None) for choice in choices]
         return [name for name in matches if name is not None]
@@ -100,10 +100,7 @@ def random_control(method: Method, name: str = "", *rivals: Rival) -> Method:
 CHANCE = ("random_learned", "random")
 HYBRID = Method("hybrid", "always", "asks at every inference", rivals=("target",))
 _ADAHI = Method(
-    "adahi",
-    "adahi",
-    "asks where the action deviates",
-    rivals=("random", "hybrid", "gated_target", "head_draft"),
+    "adahi", "adahi", "asks where the action deviates", rivals=("random", "hybrid", "gated_target", "head_draft")
 )
 _LEARNED = Method(
     "learned", "learned", "asks where a learned head expects rejection",

@@ -57,12 +57,12 @@ class Shard:
     def of(
         cls, pair: Pair[Any], env: str, method: Method, gate: GateSettings, episodes: Iterable[int], seed: int
     ) -> Shard:
-        """Of a pair as it was loaded; without a link and with no accounted times."""
+        """A shard of a pair as it was loaded, without a link and accounted times."""
         return cls(pair.source, pair.fingerprint, env, method, gate, tuple(episodes), seed)
 
 
 class EpisodeRange(IntEnum):
-    """Where the numbers of episodes begin that are kept apart; each range ends where the next one begins."""
+    """The first numbers of ranges of episodes that are kept apart; each range ends where the next one begins."""
 
     EVALUATION = 0
     CALIBRATION = 1_000_000
@@ -73,7 +73,7 @@ class EpisodeRange(IntEnum):
     FLOW_PATHS = 40_000_000
 
     def episodes(self, count: int, first: int = 0) -> range:
-        """So many episodes of this range, from the given one on."""
+        """The numbers of ``count`` episodes of this range, from its episode ``first`` on."""
         following = min((purpose for purpose in EpisodeRange if purpose > self), default=10 * self)
         assert self + first + count <= following, "the episodes of two purposes would be the same"
         return range(self + first, self + first + count)
@@ -95,7 +95,7 @@ class Outcome:
 
     @classmethod
     def of(cls, episode: int, world: SimulatedRobot, latency_s: float) -> Outcome:
-        """Of an episode that has ended."""
+        """The outcome of an episode that has ended in this world."""
         return cls(episode, world.success, world.score, world.steps, latency_s, world.of_suite)
 
 
@@ -115,10 +115,9 @@ class Robot:
     prepared: tuple[Prepared[Any], Prepared[Any]] | None = None
 
 
-Inferred = tuple[Sequence[StepRecord], Sequence[Any], Sequence[Any]]
-
-
-def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
+def control_step(
+    robots: Sequence[Robot], family: FamilyRollout
+) -> tuple[Sequence[StepRecord], Sequence[Any], Sequence[Any]]:
     """Runs one control step of every robot: observe, infer, act.
 
     Observations that no inference reads are not computed: a camera frame takes longer than the physics. Draft and
@@ -219,10 +218,12 @@ def time_by_episode(table: Table) -> dict[int, float]:
     return {int(episode): float(seconds[table["episode"] == episode].sum()) for episode in np.unique(table["episode"])}
 
 
-def check_weights(source: str, found: str, wanted: str) -> None:
+def check_weights(source: str, fingerprint: str, expected: str) -> None:
     """Raises a BundleError if a bundle's fingerprint is not that of the one of this name in another process."""
-    if found != wanted:
-        raise BundleError(f"{source} has fingerprint {found} here, and {wanted} where the work was given out; copy it")
+    if fingerprint != expected:
+        raise BundleError(
+            f"{source} has fingerprint {fingerprint} here, and {expected} where the work was given out; copy it"
+        )
 
 
 @cache

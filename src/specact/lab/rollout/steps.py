@@ -62,10 +62,7 @@ class Audit:
         """The step table, one array per column."""
         times = {f"{stage}_s": np.float64 for stage in STAGES}
         table = {name: column.astype(times.get(name, column.dtype)) for name, column in stacked(self._rows).items()}
-        table |= self._family.columns(self._judgements)
-        for name in self._lessons[0] if self._lessons else ():
-            table[name] = np.concatenate([part[name] for part in self._lessons])
-        return table
+        return table | self._family.columns(self._judgements) | (concatenated(self._lessons) if self._lessons else {})
 
 
 def stacked(rows: Sequence[Row]) -> Table:
@@ -73,8 +70,13 @@ def stacked(rows: Sequence[Row]) -> Table:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def concatenated(tables: Sequence[Table]) -> Table:
+    """The rows of tables with the same columns, one table after the other."""
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
 def free_steps(table: Table) -> NDArray[np.bool_]:
-    """Which rows of a table of steps a score decided: those neither forced nor an audit."""
+    """Mask of the steps that a score decided: those that were neither forced nor an audit."""
     return np.isin(table["reason"], _FREE)
 
 

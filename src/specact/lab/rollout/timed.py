@@ -25,46 +25,46 @@ from specact.wire.exchange import Contract
 A = TypeVar("A")
 
 
-class _Telling(Follower):
-    """Tells another one what it is told."""
+class _Forwarding(Follower):
+    """Forwards everything to another follower."""
 
-    _told: Follower
+    _follower: Follower
 
     def reset(self) -> None:
         super().reset()
-        self._told.reset()
+        self._follower.reset()
 
     def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        self._told.on_action(drafted, executed)
+        self._follower.on_action(drafted, executed)
 
     def on_inference(self, record: StepRecord) -> None:
-        self._told.on_inference(record)
+        self._follower.on_inference(record)
 
     def on_verified(self, record: StepRecord) -> None:
-        self._told.on_verified(record)
+        self._follower.on_verified(record)
 
 
-class TimedDrafter(_Telling):
+class TimedDrafter(_Forwarding):
     """A :class:`~specact.pair.Drafter` whose proposals, another one's, take an accounted time on a clock."""
 
     def __init__(self, drafter: Drafter, clock: Clock, latency_s: float) -> None:
         self._drafter, self._clock, self._latency_s = drafter, clock, latency_s
-        self._told = drafter if isinstance(drafter, Follower) else Follower()
+        self._follower = drafter if isinstance(drafter, Follower) else Follower()
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        """The drafter's."""
+        """The proposal of the drafter."""
         self._clock.sleep(self._latency_s)
         return self._drafter.propose(window, rng)
 
 
 class TimedRounds:
-    """The verifier of a flow policy, another one's, whose rounds take the accounted time ``duration_s``."""
+    """A verifier of a flow policy whose rounds, those of another one, take the accounted time ``duration_s``."""
 
     def __init__(self, verifier: Verifier, clock: Clock, duration_s: Callable[[Round], float]) -> None:
         self._verifier, self._clock, self._duration_s = verifier, clock, duration_s
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """The verifier's."""
+        """The answer of the verifier."""
 
         def spend(outcome: Outcome) -> Outcome:
             self._clock.sleep(self._duration_s(outcome.evidence))
@@ -73,17 +73,17 @@ class TimedRounds:
         return self._verifier.submit(proposal, address).then(spend)
 
 
-class TimedGate(_Telling, Gate):
-    """Another gate, with its threshold and limits, whose decisions take an accounted time on a clock."""
+class TimedGate(_Forwarding, Gate):
+    """A gate that decides as another one, with its threshold and limits, in an accounted time on a clock."""
 
     def __init__(self, gate: Gate, clock: Clock, latency_s: float) -> None:
         names = ("threshold", "tie_probability", "max_skips", "force_first", "audit_rate")
         super().__init__(**{name: getattr(gate, name) for name in names})
-        self._told = self._gate = gate
+        self._follower = self._gate = gate
         self._clock, self._latency_s = clock, latency_s
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The other gate's."""
+        """The score of the other gate."""
         self._clock.sleep(self._latency_s)
         return self._gate.score(proposal, rng)
 
@@ -95,12 +95,12 @@ class Prepared(Generic[A]):
         self.prepared: A | None = None
 
     def answer(self, window: Window, address: StepAddress) -> A:
-        """As a :class:`~specact.pair.TargetPolicy`."""
+        """The prepared output, for a :class:`~specact.pair.TargetPolicy`."""
         assert self.prepared is not None
         return self.prepared
 
     def infer(self, window: Window, rng: object = None) -> A:
-        """As a policy of any family."""
+        """The prepared output, for a policy of any family."""
         assert self.prepared is not None
         return self.prepared
 

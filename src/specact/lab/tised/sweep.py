@@ -21,7 +21,7 @@ from specact.lab.data.folder import JsonLines, Row, RunFolder, locked
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import MovingWorld
 from specact.lab.envs.task import Idle
-from specact.lab.evaluation.calibrate import calibration_episodes, decided, find_threshold
+from specact.lab.evaluation.calibrate import calibration_episodes, decision_table, find_threshold
 from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.episode import TimedRobot
 from specact.lab.rollout.pool import Pool
@@ -255,7 +255,7 @@ def calibrate_gate(search: tuple[Trial, int]) -> Row:
         tried = with_gate(trial, settings)
         for episode in calibration_episodes(number, ROUNDS, episodes):
             run_trial(replace(tried, episode=episode), on_decision=lambda *decided: steps.append(decided))
-        table = decided([decision for decision, _ in steps])
+        table = decision_table([decision for decision, _ in steps])
         sent[:] = table["transmitted"].tolist()
         return table | {"transmitted": np.array([wanted for _, wanted in steps])}
 

@@ -1,4 +1,4 @@
-"""What networks are built of: embedded observations, and attention.
+"""Building blocks of networks: embedded observations, and attention.
 
 Attention is written out: for a few tokens, and in bfloat16 on a CPU, it is faster than the fused kernel.
 """
@@ -78,7 +78,7 @@ def _reshaped(x: Tensor, *sizes: int) -> Tensor:
     return torch.onnx.ops.symbolic("Reshape", (x, torch.tensor([0, 0, *sizes])), dtype=x.dtype, shape=shape)
 
 
-def plain(name: str) -> str:
+def module_name(name: str) -> str:
     """An observation's name as part of a parameter's name, which must not contain dots."""
     return name.replace(".", "_")
 
@@ -94,7 +94,7 @@ class Observing(nn.Module):
         self.fields, self.state_noise = dict(fields), state_noise
         for name in (name for name, field in fields.items() if not field.is_image):
             for moment, values in zip(("mean", "std"), statistics[name], strict=True):
-                self.register_buffer(f"{plain(name)}_{moment}", values.clone())
+                self.register_buffer(f"{module_name(name)}_{moment}", values.clone())
 
     def numbers(self, name: str, values: Tensor) -> Tensor:
         """An observation, standardised, clipped to 6 standard deviations against outliers, and flat at every step.
@@ -110,7 +110,7 @@ class Observing(nn.Module):
 
 def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of an observation, see :class:`Observing`."""
-    return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
+    return getattr(module, f"{module_name(name)}_mean"), getattr(module, f"{module_name(name)}_std")
 
 
 def embed_words(words: Words, width: int) -> nn.Embedding:

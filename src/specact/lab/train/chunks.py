@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,6 @@ from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.flow import Flow, TokenModel, flow_graphs, regression_graphs, token_graphs
 from specact.lab.train.loop import Losses, Metrics, Progress, Stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import ChunkRecipe, plain
-from specact.observation import ObservationSpec
 
 ChunkModel = Flow | TokenModel
 # Files of bundles, by kind.
@@ -42,7 +41,7 @@ class ChunkTraining(FromDemonstrations):
         self.recipe = recipe
         self.request = plain(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
 
-    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
+    def reads(self, episodes: Episodes) -> set[str]:
         recipe = self.recipe
         observation = observation_of(recipe, recipe, episodes, "the policy")
         numbers = [name for name in episodes.observation if name not in episodes.cameras]
@@ -50,7 +49,7 @@ class ChunkTraining(FromDemonstrations):
             raise unknown_name("observation in auxiliary", recipe.auxiliary, numbers)
         assert episodes.rate_hz is not None, "given by the recipe or its task"
         self.spec = ChunkSpec(observation, recipe.chunk, episodes.action.shape[1], episodes.rate_hz)
-        return [observation], [recipe.auxiliary]
+        return super().reads(episodes) | {*observation.fields, recipe.auxiliary}
 
     def plan(self) -> list[dict[str, int]]:
         return [{self.recipe.kind: self.recipe.steps}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,10 @@ from specact.errors import ConfigError
 from specact.families.codes.pair import PARTS, CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.lab.data.episodes import Episodes
+from specact.lab.envs import load_task
+from specact.lab.envs.task import Task
 from specact.lab.train.attention import unknown
-from specact.lab.train.dataset import Batch, Dataset, Windows, observation_of, positions, task_of
+from specact.lab.train.dataset import Batch, Dataset, Windows, observation_of, positions
 from specact.lab.train.encoder import ImageEncoder, encoded, encoder_stage, learned
 from specact.lab.train.export import (
     BundleFolder,
@@ -46,9 +47,15 @@ class CodesTraining(FromDemonstrations):
         super().__init__(recipe, data, recipe.seed, skip_disturbed=recipe.skip_disturbed)
         self.recipe, self.request = recipe, plain(recipe)
 
-    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
+    def reads(self, episodes: Episodes) -> set[str]:
         specs = specs_of(self.recipe, episodes)
-        return specs.values(), learned(self.recipe, specs, episodes, task_of(self.recipe))
+        seen = {name for spec in specs.values() for name in spec.fields}
+        return seen | learned(self.recipe, specs, episodes, self.task)
+
+    @cached_property
+    def task(self) -> Task | None:
+        """The recipe's environment; None where it says a control rate instead."""
+        return None if self.recipe.env is None else load_task(self.recipe.env)
 
     @cached_property
     def specs(self) -> dict[str, ObservationSpec]:
@@ -75,7 +82,7 @@ class CodesTraining(FromDemonstrations):
             return tokenizer_stage(dataset, recipe)
         for (camera, encoder), encoder_name in self.encoders.items():
             if name == encoder_name:
-                return encoder_stage(name, encoder, camera, dataset, task_of(recipe), recipe.seed)
+                return encoder_stage(name, encoder, camera, dataset, self.task, recipe.seed)
         trained = {camera: self._encoder(camera, recipe.policies[name].encoder) for camera in self._cameras(name)}
         for camera, network in trained.items():
             dataset = encoded(dataset, camera, network)
@@ -165,7 +172,7 @@ def shapes_of(dataset: Dataset, recipe: CodesRecipe, observation: ObservationSpe
 
 
 def specs_of(recipe: CodesRecipe, episodes: Episodes) -> dict[str, ObservationSpec]:
-    """What each policy of a recipe sees, by the policy's name.
+    """The observations of each policy of a recipe, by the policy's name.
 
     Raises:
         ConfigError: if one sees what is not there, or has nothing that a goal could be concatenated to.
@@ -193,7 +200,7 @@ def specs_of(recipe: CodesRecipe, episodes: Episodes) -> dict[str, ObservationSp
 def policy_stage(
     name: str, dataset: Dataset, recipe: CodesRecipe, tokenizer: ResidualVQ, observation: ObservationSpec
 ) -> Stage:
-    """One VQ-BeT policy on the frozen tokenizer."""
+    """The stage that trains one VQ-BeT policy on the frozen tokenizer."""
     settings = recipe.policies[name]
     seed_weights(recipe.seed)
     model = VQBeT(shapes_of(dataset, recipe, observation), settings, dataset.statistics)

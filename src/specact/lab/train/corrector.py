@@ -29,9 +29,7 @@ from specact.families.chunks.sources import kind_of_source
 from specact.lab.envs import env_of, load_task
 from specact.lab.rollout.distillation import Column, data_of, join, record_rollouts, record_stale
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.steps import SHARD
-from specact.lab.train.attention import Observing, Statistics
-from specact.lab.train.attention import plain as module_name
+from specact.lab.train.attention import Observing, Statistics, module_name
 from specact.lab.train.dataset import Windows, moments
 from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.export import BundleFolder, Graph, Input, deployed, observed
@@ -96,8 +94,8 @@ class CorrectorModel(Observing):
             module_name(name): ImageEmbedding(_CAMERA, field.shape, _FEATURES)
             for name, field in self.fields.items() if field.is_image
         })  # fmt: skip
-        each = {name: _FEATURES if field.is_image else math.prod(field.shape) for name, field in self.fields.items()}
-        observation = sum(self.fields[name].history * size for name, size in each.items())
+        sizes = {name: _FEATURES if field.is_image else math.prod(field.shape) for name, field in self.fields.items()}
+        observation = sum(self.fields[name].history * size for name, size in sizes.items())
         self.read = nn.Linear(observation + (1 + shape[0]) * shape[1] + 3, recipe.hidden)
         self.mix = nn.Linear(recipe.hidden, recipe.hidden)
         self.correct, self.draft = nn.Linear(recipe.hidden, shape[1]), nn.Linear(recipe.hidden, shape[1])
@@ -117,10 +115,10 @@ class CorrectorModel(Observing):
 
 
 class CorrectorTraining(FromDemonstrations):
-    """The corrector of a recipe; ``jobs`` processes record rollouts in the run's folder, A2C2 reads demonstrations."""
+    """The corrector of a recipe, from rollouts of its target; that of A2C2 from demonstrations."""
 
-    def __init__(self, recipe: CorrectorRecipe, data: Path, jobs: int = 1) -> None:
-        self.recipe, self._jobs, self.target = recipe, jobs, load_policy(recipe.target)
+    def __init__(self, recipe: CorrectorRecipe, data: Path) -> None:
+        self.recipe, self.target = recipe, load_policy(recipe.target)
         if self.target.units is None:
             raise ConfigError(f"{recipe.target} must say the range of its actions: give it low and high")
         self.units: ActionUnits = self.target.units
@@ -130,8 +128,8 @@ class CorrectorTraining(FromDemonstrations):
         self.request = plain(recipe) | {"taught_by": self.target.fingerprint}
         if recipe.played_by is not None:
             player, seen = load_pair(recipe.played_by), ", ".join(self.seen.fields)
-            of = player.corrects and (player.parts.spec.target, player.parts.spec.observation)
-            if of != (self.target.fingerprint, self.seen):
+            task = player.corrects and (player.parts.spec.target, player.parts.spec.observation)
+            if task != (self.target.fingerprint, self.seen):
                 raise ConfigError(
                     f"played_by must be a corrector of {recipe.target} that sees {seen}; {player.name} is none"
                 )
@@ -140,35 +138,32 @@ class CorrectorTraining(FromDemonstrations):
         self._without = recipe.without if without is None else without
         if self._demonstrated:
             super().__init__(_demonstrations(recipe), data, recipe.seed, teacher=self.target)
-        elif data != Path():
-            raise ConfigError(f"{recipe.bundle} learns from rollouts of its target alone; leave out --data")
+        else:
+            recipe.refuse_data(data)
 
     def read(self, progress: Progress) -> None:
         if self._demonstrated:
             super().read(progress)
 
     @contextmanager
-    def prepared(self, progress: Progress) -> Iterator[None]:
+    def prepared(self, progress: Progress, jobs: int) -> Iterator[None]:
         if self._demonstrated:
-            with super().prepared(progress):
+            with super().prepared(progress, jobs):
                 self.train, self.held_out = map(self._of_demonstrations, (self.dataset.train, self.dataset.held_out))
                 yield
             return
-        recipe, count = self.recipe, self.recipe.episodes // SHARD
+        recipe, (train, held_out) = self.recipe, self.recipe.files
         most = min(recipe.most_delay, self.target.policy.spec.chunk - 1)
-        fields = dict(self.seen.fields)
+        fields, numbers = dict(self.seen.fields), [*train, *held_out]
         record = partial(record_stale, recipe.target, self.env, fields, recipe.seed, most, recipe.played_by)
-        with Pool(self._jobs) as pool:
-            files = record_rollouts(
-                record, self.out / "rollouts", range(count), pool.each, partial(progress, "rollouts")
-            )  # fmt: skip
-        last = max(1, round(recipe.held_out * count))
-        self.train, self.held_out = self._of_rollouts(files[:-last]), self._of_rollouts(files[-last:])
+        with Pool(jobs) as pool:
+            files = record_rollouts(record, self.out / "rollouts", numbers, pool.each, partial(progress, "rollouts"))
+        self.train, self.held_out = map(self._of_rollouts, (files[: len(train)], files[len(train) :]))
         yield
         shutil.rmtree(self.out / "frames", ignore_errors=True)
 
     def _sees(self, target: ObservationSpec) -> ObservationSpec:
-        """What the device sees: the numbers that the target sees, or what the recipe names of these and of others."""
+        """The device's observations: those that the recipe names, or the target's without its camera frames."""
         shapes = load_task(self.env).shapes()
         known = {name: Field(shape) for name, shape in shapes.items() if name != "action" and len(shape) == 1}
         known |= target.fields
@@ -186,7 +181,7 @@ class CorrectorTraining(FromDemonstrations):
 
     def stage(self, name: str) -> Stage:
         recipe, fields = self.recipe, self.seen.fields
-        bound, weight = map(torch.from_numpy, self._limits())
+        bound, weights = map(torch.from_numpy, self._limits())
         seed_weights(recipe.seed)
         model = self._model()
 
@@ -206,12 +201,12 @@ class CorrectorTraining(FromDemonstrations):
             based, index = example_of(steps, rows, ages)
             u, drafted = module(seen, given[:, None, None] * based, given[:, None] * index)
 
-            def error(action: Tensor, of: Tensor) -> Tensor:
-                return (of * (action - label).square().mean(1)).sum() / of.sum().clamp(min=1)
+            def error(action: Tensor, weight: Tensor) -> Tensor:
+                return (weight * (action - label).square().mean(1)).sum() / weight.sum().clamp(min=1)
 
-            weighed, base = given * weight[ages], based[:, 0]
-            corrected = error(base + bound[ages] * u, weighed)
-            return {"corrected": corrected, "aligned": error(base, weighed), "drafted": error(drafted, ~given)}
+            counted, base = given * weights[ages], based[:, 0]
+            corrected = error(base + bound[ages] * u, counted)
+            return {"corrected": corrected, "aligned": error(base, counted), "drafted": error(drafted, ~given)}
 
         def update(step: int) -> Losses:
             parts = errors(self.train, step, recipe.batch, model)
@@ -280,7 +275,7 @@ class CorrectorTraining(FromDemonstrations):
 
 
 def example_of(steps: Steps, rows: NDArray[np.int64], ages: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """The chunks of so many steps before these rows, and their action for now, and the index: as on the device."""
+    """The network's inputs, as on the device: chunks of these ages at these rows, and the index of each age."""
     chunks, length = steps.chunk[rows - ages], steps.chunk.shape[1]
     table = np.stack([index_of(age, length) for age in range(length)])
     based = np.concatenate([chunks[np.arange(len(rows)), ages][:, None], chunks], 1)
@@ -294,5 +289,5 @@ def _demonstrations(recipe: CorrectorRecipe) -> Recipe:
             f'method = "a2c2" learns from the demonstrations that a bundle was trained on, and {recipe.target} is no '
             'bundle; choose method = "corrector"'
         )
-    of: ChunkRecipe = chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
-    return structs.replace(of, generate_episodes=min(of.generate_episodes, recipe.episodes))
+    base: ChunkRecipe = chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
+    return structs.replace(base, generate_episodes=min(base.generate_episodes, recipe.episodes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -19,8 +19,6 @@ from specact.errors import ConfigError, DataError, unknown_name
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames, copied
-from specact.lab.envs import load_task
-from specact.lab.envs.task import Task
 from specact.lab.train.attention import Statistics
 from specact.lab.train.loop import Draw, Progress
 from specact.lab.train.recipe import Recipe, Seeing
@@ -30,30 +28,12 @@ from specact.rng import Role, stream
 _BATCH = 64  # windows that a teacher answers to at once
 
 
-def task_of(recipe: Recipe) -> Task | None:
-    """The recipe's environment; None where it says a control rate instead."""
-    return None if recipe.env is None else load_task(recipe.env)
-
-
-def needed(episodes: Episodes, specs: Iterable[ObservationSpec], learned: Iterable[str] = ()) -> Episodes:
-    """Without what no policy sees and no encoder learns; one frame of every camera that one does see is read.
-
-    Raises:
-        DataError: if such a camera cannot be read.
-    """
-    names = {name for spec in specs for name in spec.fields}.union(learned)
-    kept = episodes.only(*(name for name in episodes.observation if name in names))
-    for name in kept.cameras:
-        kept.frames(name)[0]
-    return kept
-
-
 @contextmanager
 def frames_at_hand(episodes: Episodes, folder: Path, progress: Progress) -> Iterator[Episodes]:
-    """With every camera's frames decoded into one file in ``folder``, unless they are in memory anyway.
+    """Decodes every camera's frames into one file in ``folder``, unless they are in memory anyway.
 
     Batches are drawn at random, and a frame in the middle of a compressed chunk or video costs all those before it. The
-    files are removed when all has gone well; a run that was stopped finds them there.
+    files are removed if the context ends without an error, so that a run that was stopped can use them again.
 
     Raises:
         ConfigError: if there is no room for them.
@@ -188,7 +168,7 @@ class Windows:
         return Batch(observation, torch.from_numpy(step), torch.from_numpy(weight))
 
     def seen_at(self, spec: ObservationSpec, chosen: NDArray[np.int64]) -> list[Window]:
-        """What a policy would see at these steps."""
+        """The windows that a policy would see at these steps."""
         # Of an instruction a policy gets the text; which words it knows is its own affair.
         tensors = self.at(replace(spec, instruction=False), chosen).observation
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -27,8 +27,7 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
 from specact.gates.settings import GateSettings
 from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, join
-from specact.lab.train.attention import Statistics
-from specact.lab.train.attention import plain as parameter_name
+from specact.lab.train.attention import Statistics, module_name
 from specact.lab.train.chunks import CHUNK_PARTS, TrainingBatch, chunk_stage, write_chunk_bundle
 from specact.lab.train.codes import architecture, export_policy, rebuild
 from specact.lab.train.dataset import moments
@@ -78,11 +77,11 @@ class DistilRecipe(RoundsRecipe, frozen=True, kw_only=True):
 
 
 class Rounds(Training):
-    """Rounds of rollouts and training; a stopped run repeats the rollouts and resumes in its last round.
+    """Alternating rounds of rollouts and training; a stopped run repeats the rollouts and resumes in its last round.
 
-    ``collect`` rolls a pair out under gates, first this one, and returns the lessons of a round, given its number.
-    Stages are called ``name`` and that number, and have ``steps`` where they are not the recipe's. ``encoders`` are of
-    the draft's cameras, whose features are learned from in place of frames.
+    ``collect`` rolls out a pair under gates, in the first round this ``pair``, and returns the lessons of a round,
+    given its number. The stage of a round is called ``name`` and that number, and has the recipe's number of steps
+    unless ``steps`` is given. ``encoders`` are of the draft's cameras: features are learned from in place of frames.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Rounds(Training):
 
     @abstractmethod
     def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
-        """Writes what was trained; returns what is rolled out next, without gates for the random ones."""
+        """Writes the trained networks; returns the pair and gates of the next rollout, no gates for the random ones."""
 
     def plan(self) -> list[dict[str, int]]:
         return [{f"{self._name}-{number}": self._steps} for number in range(self._rounds.rounds)]
@@ -125,13 +124,13 @@ class Rounds(Training):
         return [path]
 
     def _published(self, *, last: bool) -> Rollout:
-        """What the newest stage made."""
+        """Publishes the newest stage."""
         stage = self._stage
         stage.module.load_state_dict(self.weights(stage.name))
         return self.publish(stage, self._held_out, last_lines(self.out)[stage.name]["held_out"], last=last)
 
     def _rows(self, step: int, data: DistillationData, size: int) -> np.ndarray:
-        """The lessons of a step."""
+        """The rows of the batch of a step."""
         return stream(self._rounds.seed, Role.DATA, step=step).integers(len(data), size=size)
 
 
@@ -267,7 +266,7 @@ def _draft_bundle(pair: ChunkParts) -> Bundle[ChunkSpec]:
 
 
 def observation_at(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
-    """What the draft observed in these rows, by name."""
+    """The draft's observations in these rows, by name."""
     return {name: torch.from_numpy(np.asarray(column[rows])) for name, column in data.observation.items()}
 
 
@@ -286,7 +285,7 @@ def draft_encoders(bundle: CodeParts) -> dict[str, nn.Module]:
     if not cameras:
         return {}
     draft = rebuild(bundle, "draft", bundle.spec.draft.history)
-    embeddings = {camera: getattr(draft, f"embed_{parameter_name(camera)}") for camera in cameras}
+    embeddings = {camera: getattr(draft, f"embed_{module_name(camera)}") for camera in cameras}
     return {
         camera: nn.Sequential(embedding, nn.Flatten()) if isinstance(embedding, PatchEmbedding) else embedding.encoder
         for camera, embedding in embeddings.items()

@@ -31,7 +31,6 @@ from specact.lab.envs import env_of
 from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts, record_tokens
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.statistics import roc_auc_interval, wilson
-from specact.lab.rollout.steps import SHARD
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.export import BundleFolder, Graph, Input, below, deployed, mostly, stored_weights
 from specact.lab.train.fit import Training
@@ -54,10 +53,11 @@ _CUTS = np.linspace(0.0, 1.0, 201)
 
 
 class DrafterTraining(Training):
-    """The drafters of a recipe, which must fit its target; ``jobs`` processes record rollouts in the run's folder."""
+    """The drafters of a recipe, which must fit its target."""
 
-    def __init__(self, recipe: DrafterRecipe, jobs: int = 1) -> None:
-        self.recipe, self._jobs, self.target = recipe, jobs, load_tokens(recipe.target)
+    def __init__(self, recipe: DrafterRecipe, data: Path) -> None:
+        recipe.refuse_data(data)
+        self.recipe, self.target = recipe, load_tokens(recipe.target)
         target, actions = self.target, self.target.spec.actions
         if not all(0 <= dimension < actions for dimension in recipe.strict):
             raise ConfigError(f"strict names dimensions 0 to {actions - 1} of {target.name}, got {list(recipe.strict)}")
@@ -71,17 +71,16 @@ class DrafterTraining(Training):
         self.request = plain(recipe) | {"taught_by": target.fingerprint}
 
     @contextmanager
-    def prepared(self, progress: Progress) -> Iterator[None]:
-        recipe, target, count = self.recipe, self.target, self.recipe.episodes // SHARD
-        first_held_out = count - max(1, round(recipe.held_out * count))
-        with Pool(self._jobs) as pool:
-            # By path, so that other processes read the same bundle.
-            record = partial(record_tokens, str(target.path), env_of(target.env, recipe.env), recipe.seed)
-            numbers = range(first_held_out if self.kept else 0, count)
+    def prepared(self, progress: Progress, jobs: int) -> Iterator[None]:
+        recipe, target, (train, held_out) = self.recipe, self.target, self.recipe.files
+        # By path, so that other processes read the same bundle.
+        record = partial(record_tokens, str(target.path), env_of(target.env, recipe.env), recipe.seed)
+        numbers = [*(() if self.kept else train), *held_out]
+        with Pool(jobs) as pool:
             files = record_rollouts(record, self.out / "rollouts", numbers, pool.each, partial(progress, "rollouts"))
-        self.held_out = read_rollouts(files[first_held_out - count :])
+        self.held_out = read_rollouts(files[-len(held_out) :])
         if self.kept is None:
-            self.train = read_rollouts(files[:first_held_out])
+            self.train = read_rollouts(files[: len(train)])
             # Before the training, so that errors are raised early.
             self.settings = fit_settings(recipe, self.train, target.spec.actions)
             self.settings.check(target.spec)
@@ -316,7 +315,7 @@ def fit_memory(
     # Whether the nearest chunk would have been accepted.
     agrees = np.array([rule.accepted(top[0] - right, 0) for top, right in zip(nearest, wanted, strict=True)]) == length
     skip = fit_skip([rollouts.seen[rows] for rows in episodes], [agrees[rows] for rows in episodes], LONGEST_SKIP)
-    return replace(settings, fast=fast, skip=skip), {"boundary": {name: float(each) for name, each in fitted.items()}}
+    return replace(settings, fast=fast, skip=skip), {"boundary": {name: float(value) for name, value in fitted.items()}}
 
 
 def accepted_tokens(

@@ -121,7 +121,7 @@ class Graph:
 
 
 def observed(network: Observing, words: Words | None) -> dict[str, Input]:
-    """What a network observes, numbers with the statistics in its buffers, and the words of an instruction."""
+    """The inputs of a network: observations, numbers with the statistics in its buffers, and an instruction's words."""
     inputs = {
         name: Input(
             ("batch", *field.window_shape),
@@ -198,11 +198,7 @@ def write_weights(path: Path, module: nn.Module) -> WeightsFile:
 
 
 def export_checked(
-    graph: Graph,
-    path: Path,
-    *,
-    weights: WeightsFile | None = None,
-    metadata: Mapping[str, str] = MappingProxyType({}),
+    graph: Graph, path: Path, *, weights: WeightsFile | None = None, metadata: Mapping[str, str] = MappingProxyType({})
 ) -> float:
     """Exports a network, and returns the largest difference found between PyTorch and ONNX Runtime.
 
@@ -227,8 +223,8 @@ def export_checked(
         with torch.no_grad():
             expected = graph.module(*inputs.values())
         outputs = session.run(None, {name: value.numpy() for name, value in _flat(inputs).items()})
-        for want, got in zip((expected,) if isinstance(expected, Tensor) else expected, outputs, strict=True):
-            difference = max(difference, float(np.abs(want.numpy() - got).max()))
+        for tensor, output in zip((expected,) if isinstance(expected, Tensor) else expected, outputs, strict=True):
+            difference = max(difference, float(np.abs(tensor.numpy() - output).max()))
     if difference > PARITY:
         raise BundleError(f"{path} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
     return difference
@@ -269,7 +265,7 @@ def store_as_half(proto: onnx.ModelProto) -> None:
 
 
 def _halved(values: NDArray[Any]) -> NDArray[Any]:
-    """As float16 if it is float32, exact in float16, and not small."""
+    """The array as float16 if it is float32, exact in float16, and not small; else as it is."""
     if values.dtype != np.float32 or values.size < _FEW:
         return values
     halved = values.astype(np.float16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,22 +23,14 @@ from specact.lab.data.folder import locked
 from specact.lab.data.generate import demonstration_files, read_demonstrations
 from specact.lab.rollout.pool import Pool
 from specact.lab.train import loop
-from specact.lab.train.dataset import (
-    Dataset,
-    check_teacher,
-    frames_at_hand,
-    labelled,
-    needed,
-    prepare,
-)
+from specact.lab.train.dataset import Dataset, check_teacher, frames_at_hand, labelled, prepare
 from specact.lab.train.loop import Accelerator, Progress, Stage, Weights, run
 from specact.lab.train.recipe import Recipe
-from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training run made: the folders of its bundles, and the last log line of every stage."""
+    """The result of a training run: the folders of its bundles, and the last log line of every stage."""
 
     bundles: list[Path]
     metrics: dict[str, Any]
@@ -54,29 +46,29 @@ class How(TypedDict, total=False):
 
 
 class Training(ABC):
-    """What a kind of training has of its own; :func:`fit` does the rest.
+    """Base class of every kind of training; :func:`fit` runs it.
 
-    ``request`` are its settings as plain values; a folder, ``out``, holds the run of one request.
+    ``request`` are its settings as plain values; the folder ``out`` holds the run of one request.
     """
 
     request: dict[str, Any]
     out: Path
 
     def read(self, progress: Progress) -> None:
-        """Reads what is learned from, and refuses what does not fit, before the folder is made."""
+        """Reads the training data and refuses what does not fit, before the folder is made."""
 
     @contextmanager
-    def prepared(self, progress: Progress) -> Iterator[None]:
-        """Holds in the folder what takes long to make, while the stages are trained."""
+    def prepared(self, progress: Progress, jobs: int) -> Iterator[None]:
+        """Keeps in the folder what takes long to make, by so many processes, while the stages are trained."""
         yield
 
     @abstractmethod
     def plan(self) -> list[dict[str, int]]:
-        """The steps of all stages by name, in groups; stages need those of earlier groups alone."""
+        """The number of steps of every stage by name, in groups; a stage may need the stages of earlier groups."""
 
     @abstractmethod
     def stage(self, name: str) -> Stage:
-        """A stage of the plan; those of earlier groups have been trained."""
+        """A stage of the plan, once the stages of earlier groups are trained."""
 
     @abstractmethod
     def export(self, progress: Progress) -> list[Path]:
@@ -87,12 +79,12 @@ class Training(ABC):
         return loop.read_tensors(self.out / f"{name}.safetensors")[0]
 
     def manifest(self, name: str, env: str | None) -> dict[str, Any]:
-        """What the manifest of every bundle says of its training."""
+        """The entries of a bundle's manifest that describe its training."""
         training = loop.last_lines(self.out)
         return {"name": name, "env": env or "", "specact": __version__, "recipe": self.request, "training": training}
 
     def __getstate__(self) -> dict[str, Any]:
-        """For other processes: without what is computed from the rest."""
+        """The state that other processes get: without the cached properties, which they compute again."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -101,10 +93,10 @@ class Training(ABC):
 
 
 class FromDemonstrations(Training):
-    """A training that learns from demonstrations: which are read and how they are split, and the folder of their paths.
+    """Base class of trainings on demonstrations, whose paths are relative to the folder ``data``.
 
-    The labels are their actions, or with a ``teacher`` its answers, drawn with ``seed``, to what they observe. Windows
-    whose chunk is disturbed may be left out.
+    The labels are the demonstrated actions, or with a ``teacher`` its answers to the same observations, drawn with
+    ``seed``. With ``skip_disturbed`` windows whose chunk is disturbed are left out.
     """
 
     episodes: Episodes
@@ -117,24 +109,25 @@ class FromDemonstrations(Training):
         self._seed, self._teacher = seed, teacher
 
     def read(self, progress: Progress) -> None:
-        recipe, seen = self._demonstrations, list[ObservationSpec]()
+        recipe = self._demonstrations
         episodes = read_demonstrations(
             recipe, demonstration_files(recipe, self._data),
             lambda done: progress("demonstrations", done, recipe.generate_episodes),
         )  # fmt: skip
         if self._teacher is not None:
-            check_teacher(self._teacher, self._demonstrations.chunk, episodes)
-            seen.append(self._teacher.policy.spec.observation)
-        specs, learned = self.reads(episodes)
-        self.episodes = needed(episodes, [*seen, *specs], learned)
+            check_teacher(self._teacher, recipe.chunk, episodes)
+        names = self.reads(episodes)
+        self.episodes = episodes.only(*(name for name in episodes.observation if name in names))
+        for camera in self.episodes.cameras:
+            self.episodes.frames(camera)[0]  # refuses one that cannot be read
         _ = self.dataset  # refuses what is unusable
 
-    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
-        """The observations that are read, and the names of those that are predicted; refuses what does not fit."""
-        return (), ()
+    def reads(self, episodes: Episodes) -> set[str]:
+        """The names of the observations that the teacher, policies and encoders read; refuses what does not fit."""
+        return set() if self._teacher is None else set(self._teacher.policy.spec.observation.fields)
 
     @contextmanager
-    def prepared(self, progress: Progress) -> Iterator[None]:
+    def prepared(self, progress: Progress, jobs: int) -> Iterator[None]:
         with ExitStack() as stack:
             self.episodes = stack.enter_context(frames_at_hand(self.episodes, self.out / "frames", progress))
             vars(self).pop("dataset", None)
@@ -171,7 +164,7 @@ def fit(
     with locked(out):
         _check_free(out, training.request)
         write_json(out / "recipe.json", training.request)
-        with training.prepared(progress):
+        with training.prepared(progress, jobs):
             _train(training, progress, jobs, partial(_train_stage, training, threads, every, on))
             loop.sort_log(out, [name for group in training.plan() for name in group])
             return TrainingResult(training.export(progress), loop.last_lines(out))

@@ -159,7 +159,7 @@ class FlashTraining(FromDemonstrations):
 
 
 def _demonstrations(recipe: FlashRecipe, flow: FlowPolicy) -> Recipe:
-    """Which demonstrations are read, and how they are split: nothing is fitted to what a target learned."""
+    """The demonstrations that the target was trained on, with its split: the check is fitted to the held-out ones."""
     if kind_of_source(recipe.target) == "folder":
         return chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
     base = Recipe(
@@ -193,7 +193,7 @@ class CheckMeasured:
     most: NDArray[np.float64]
 
     def describe(self) -> dict[str, Any]:
-        """By noise level: slope and correlation of deviation and error, and what is accepted within .15.
+        """Statistics by noise level: slope and correlation of deviation and error, and the shares accepted within .15.
 
         ``auroc``: how well the deviation tells the target's own samples from its chunks for another window.
         """

@@ -28,8 +28,8 @@ from specact.lab.train.attention import (
     by_head,
     embed_words,
     joined,
+    module_name,
     perceptron,
-    plain,
 )
 from specact.lab.train.encoder import PatchEmbedding, embedding
 from specact.lab.train.export import Graph, Input, below, mostly, observed
@@ -58,7 +58,7 @@ class Encoder(Observing):
             shape = spec[name].shape
             looks = spec[name].is_image
             embed = embedding(recipe.encoder, shape, width) if looks else perceptron(math.prod(shape), width, width)
-            self.add_module(f"embed_{plain(name)}", embed)
+            self.add_module(f"embed_{module_name(name)}", embed)
             patches = embed.patches if isinstance(embed, PatchEmbedding) else 1
             tokens[name] = patches * max(1, spec[name].history)
         self.tokens_of = {name: tokens[name] for name in sorted(tokens, key=lambda name: spec[name].history > 0)}
@@ -81,7 +81,7 @@ class Encoder(Observing):
             return words
         if not self.fields[name].is_image:
             values = self.numbers(name, values)
-        tokens: Tensor = getattr(self, f"embed_{plain(name)}")(values)
+        tokens: Tensor = getattr(self, f"embed_{module_name(name)}")(values)
         # Patches in order of frames, the oldest first.
         return tokens.flatten(1, -2) if tokens.dim() > 2 else tokens[:, None]
 
@@ -235,7 +235,7 @@ class Guide(nn.Module):
     def forward(
         self, chunk: Tensor, time: Tensor, cache: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Both ``[B, H, A]``; the first three arguments as for the expert, ``wanted [B, H, A]``, ``weights [B, H]``."""
+        """Velocity and pull ``[B, H, A]``, of the expert's arguments, ``wanted [B, H, A]`` and ``weights [B, H]``."""
         velocity, pull_back, *_ = torch.func.vjp(lambda x: self.expert(x, time, cache), chunk)
         rest = (1.0 - time)[:, None, None]
         missing = weights[..., None] * (wanted - (chunk + rest * velocity))
@@ -268,8 +268,8 @@ def flow_graphs(model: Flow) -> dict[str, Graph]:
             "chunk": Input((batch, *chunk)), "time": Input((batch,), torch.rand), "cache": Input((windows, *cache))
         }  # fmt: skip
 
-    # Actions that are given have another time than those still to be found.
-    of_each = {"time": Input(("batch", chunk[0]), torch.rand)} if recipe.delays else {}
+    # The first actions may be given; they have another time than the others.
+    per_action = {"time": Input(("batch", chunk[0]), torch.rand)} if recipe.delays else {}
     # The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
     guided = {**noisy(1, 1), "wanted": Input((1, *chunk)), "weights": Input((1, chunk[0]), torch.rand)}
     guide = Graph(Guide(model.expert), guided, ["velocity", "pull"])
@@ -278,7 +278,7 @@ def flow_graphs(model: Flow) -> dict[str, Graph]:
     return {
         "encoder": _encoder_graph(model, model.encoder, "tokens"),
         "prefix": Graph(model.prefix, {"tokens": Input(("batch", tokens, recipe.width))}, ["cache"]),
-        "expert": Graph(model.expert, noisy("batch", "windows") | of_each, ["velocity"]),
+        "expert": Graph(model.expert, noisy("batch", "windows") | per_action, ["velocity"]),
         "guide": replace(guide, module=traced),
     }
 

@@ -11,7 +11,7 @@ from specact import __version__
 from specact.bundle.manifest import WEIGHTS
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowBundle
-from specact.lab.train.attention import by_head, plain, unknown
+from specact.lab.train.attention import by_head, module_name, unknown
 from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import AXES, BundleFolder, Graph, Input, WeightsFile, below, deployed, stored_weights
 from specact.lab.train.flow import Encoder, Prefix
@@ -74,7 +74,7 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
         )
     encoder, place, grids = Encoder(spec, recipe, unknown(spec.fields), target.manifest.words), 0, dict[str, Patches]()
     for name, tokens in encoder.tokens_of.items():
-        embedding = getattr(encoder, f"embed_{plain(name)}", None)
+        embedding = getattr(encoder, f"embed_{module_name(name)}", None)
         if isinstance(embedding, PatchEmbedding):
             if any(side % patches for side, patches in zip(spec[name].shape, embedding.grid, strict=False)):
                 raise ConfigError(

@@ -30,16 +30,9 @@ from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.statistics import choice_efficiency
 from specact.lab.rollout.timed import Prepared
-from specact.lab.train.attention import Observing, embed_words, plain
+from specact.lab.train.attention import Observing, embed_words, module_name
 from specact.lab.train.dataset import Windows, check_observed
-from specact.lab.train.distil import (
-    Rollout,
-    Rounds,
-    RoundsRecipe,
-    draft_encoders,
-    lesson_statistics,
-    observation_at,
-)
+from specact.lab.train.distil import Rollout, Rounds, RoundsRecipe, draft_encoders, lesson_statistics, observation_at
 from specact.lab.train.export import Graph, Input, export_checked, observed, parameters_of
 from specact.lab.train.fit import fit
 from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage
@@ -92,7 +85,7 @@ class HeadNetwork(Observing, ABC):
         self.words, self.drafted, hidden = words, drafted, recipe.hidden
         widths = [math.prod(field.window_shape) for field in self.fields.values() if not field.is_image]
         for name, encoder in encoders.items():
-            self.add_module(f"look_{plain(name)}", encoder.requires_grad_(False))
+            self.add_module(f"look_{module_name(name)}", encoder.requires_grad_(False))
             frame = torch.zeros((1, *self.fields[name].shape), dtype=torch.uint8)
             widths.append(max(1, self.fields[name].history) * encoder(frame).shape[-1])
         if words is not None:
@@ -118,7 +111,7 @@ class HeadNetwork(Observing, ABC):
         if not field.is_image:
             return self.numbers(name, values).flatten(1)
         if values.dtype == torch.uint8:
-            encoder: nn.Module = getattr(self, f"look_{plain(name)}")
+            encoder: nn.Module = getattr(self, f"look_{module_name(name)}")
             features = encoder(values.reshape(-1, *field.shape))
             values = features.reshape(-1, max(1, field.history) * features.shape[-1])
         return values.flatten(1)

@@ -38,7 +38,7 @@ _BFLOAT16_ON = ("AVX512", "AMX", "SVE")
 
 
 class Draw(IntEnum):
-    """What is drawn from streams of :attr:`Role.DATA <specact.rng.Role>`, as the episode of their address.
+    """Purposes of random streams of :attr:`Role.DATA <specact.rng.Role>`, used as the episode of their address.
 
     The numbers are part of every result; those that appear twice belong to different kinds of training.
     """
@@ -83,7 +83,7 @@ class Stage:
 
 
 def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callable[[int], float]:
-    """Linear warm-up to ``peak``, then a cosine down to ``floor * peak``."""
+    """The learning rate at a step: a linear warm-up to ``peak``, then a cosine down to ``floor * peak``."""
 
     def rate(step: int) -> float:
         if step < warmup:

@@ -36,7 +36,7 @@ _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabyt
 
 
 class Recipe(Demonstrations, frozen=True, kw_only=True):
-    """What recipes that learn from demonstrations have in common.
+    """Base class of recipes that learn from demonstrations.
 
     With ``skip_disturbed`` chunks beyond a disturbed step do not count, see
     :meth:`~specact.lab.data.episodes.Episodes.followed`. An observation's history has length ``window`` by default, a
@@ -47,13 +47,9 @@ class Recipe(Demonstrations, frozen=True, kw_only=True):
     window: Size = 5
     chunk: Size = 1
 
-    @property
-    def seeing(self) -> Mapping[str, Seeing]:
-        """The observation settings of its policies, by name."""
-        return {}
-
-    def check_origin(self) -> None:
-        """Refuses anything but one source of demonstrations, and one control rate."""
+    def __post_init__(self) -> None:
+        """Also refuses anything but one source of demonstrations, and one control rate."""
+        super().__post_init__()
         if (self.env is None) == (self.rate_hz is None):
             raise ConfigError(
                 'a recipe needs either env = "NAME", whose control rate is known, or rate_hz = HZ where there is no '
@@ -66,6 +62,11 @@ class Recipe(Demonstrations, frozen=True, kw_only=True):
                 "generate_episodes lets an environment's expert demonstrate, with the environment's observations: it "
                 "needs env, and no [observations]"
             )
+
+    @property
+    def seeing(self) -> Mapping[str, Seeing]:
+        """The observation settings of its policies, by name."""
+        return {}
 
 
 class Optimisation(Record, frozen=True, kw_only=True):
@@ -148,7 +149,7 @@ class TokenizerRecipe(Record, frozen=True):
 
 
 class PolicyRecipe(Optimisation, frozen=True, kw_only=True):
-    """One VQ-BeT policy: a transformer, with heads of ``head_width`` (0: linear).
+    """The recipe of a VQ-BeT policy: a transformer, with heads of ``head_width`` (0: linear).
 
     It ``sees`` these observations (if empty, all but camera frames), with histories of these lengths where they are not
     those of ``[observations]`` or the recipe's ``window``; 0 is only the newest. With ``sequential`` the secondary code
@@ -210,8 +211,7 @@ class CodesRecipe(Recipe, frozen=True, kw_only=True):
     bundles: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        self.check_origin()
+        super().__post_init__()
         table_entries(self.gates)
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
@@ -285,8 +285,7 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
     bfloat16: bool = True
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        self.check_origin()
+        super().__post_init__()
         check_history(self)
         check_name("a bundle", self.bundle)
         if self.encoder.learns:
@@ -307,7 +306,39 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
         return {self.bundle: self}
 
 
-class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
+class RolloutRecipe(Optimisation, frozen=True, kw_only=True):
+    """Base class of recipes that learn from ``episodes`` of rollouts of their ``target`` in ``env``."""
+
+    bundle: str
+    target: str
+    env: str | None = None
+    episodes: int = 300
+    seed: Seed = 0
+    held_out: BelowOne = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name("a bundle", self.bundle)
+        if self.episodes < 2 * SHARD or self.episodes % SHARD:
+            raise ConfigError(
+                f"episodes must be a multiple of {SHARD}, which share a file, and at least {2 * SHARD}, of which one "
+                f"file is held out; got {self.episodes}"
+            )
+
+    @property
+    def files(self) -> tuple[range, range]:
+        """The numbers of the files of rollouts that are trained on, and of those that are held out."""
+        count = self.episodes // SHARD
+        first = count - max(1, round(self.held_out * count))
+        return range(first), range(first, count)
+
+    def refuse_data(self, data: Path) -> None:
+        """Refuses a folder of demonstrations, which rollouts do not need."""
+        if data != Path():
+            raise ConfigError(f"{self.bundle} learns from rollouts of its target alone; leave out --data")
+
+
+class DrafterRecipe(RolloutRecipe, frozen=True, kw_only=True):
     """Drafters of the token policy ``target`` (a bundle), which learn from ``episodes`` of its own rollouts in ``env``.
 
     ``strict`` are dimensions of an action without a tolerance, such as a gripper; ``groups`` is the group of every
@@ -319,11 +350,7 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     """
 
     kind: Literal["drafters"]
-    bundle: str
-    target: str
     keeps: str | None = None
-    env: str | None = None
-    episodes: int = 300
     strict: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
@@ -339,13 +366,6 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     batch: Size = 64
     learning_rate: Positive = 3e-3
     bfloat16: bool = True
-    seed: Seed = 0
-    held_out: BelowOne = 0.1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_name("a bundle", self.bundle)
-        check_recorded(self.episodes)
 
 
 class FlashRecipe(Optimisation, frozen=True, kw_only=True):
@@ -391,7 +411,7 @@ class FlashRecipe(Optimisation, frozen=True, kw_only=True):
             )
 
 
-class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
+class CorrectorRecipe(RolloutRecipe, frozen=True, kw_only=True):
     """The corrector ``bundle`` of a chunk policy, ``target``, see :func:`~specact.load.load_policy`.
 
     ``corrector`` learns the target's answers of now, in ``episodes`` of rollouts in ``env`` that play its chunks up to
@@ -403,11 +423,7 @@ class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
     """
 
     kind: Literal["corrector"]
-    bundle: str
-    target: str
     method: Literal["corrector", "a2c2", "draft", "newest"] = "corrector"
-    env: str | None = None
-    episodes: int = 300
     most_delay: WholeNumber = 8
     played_by: str | None = None
     sees: tuple[str, ...] = ()
@@ -416,24 +432,11 @@ class CorrectorRecipe(Optimisation, frozen=True, kw_only=True):
     steps: Count = 8000
     batch: Size = 512
     learning_rate: Positive = 2e-3
-    seed: Seed = 0
-    held_out: BelowOne = 0.1
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_name("a bundle", self.bundle)
-        check_recorded(self.episodes)
+        super().__post_init__()
         if self.method == "a2c2" and self.played_by is not None:
             raise ConfigError("method 'a2c2' learns from demonstrations, which nobody plays; leave out played_by")
-
-
-def check_recorded(episodes: int) -> None:
-    """Refuses a number of recorded episodes that does not fill files, of which one is held out."""
-    if episodes < 2 * SHARD or episodes % SHARD:
-        raise ConfigError(
-            f"episodes must be a multiple of {SHARD}, which share a file, and at least {2 * SHARD}, of which one "
-            f"file is held out; got {episodes}"
-        )
 
 
 R = TypeVar("R", bound=Record)

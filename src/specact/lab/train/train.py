@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from specact.errors import ConfigError
 from specact.families.chunks.sources import LoadedPolicy
@@ -14,7 +15,12 @@ from specact.lab.train.drafters import DrafterTraining
 from specact.lab.train.fit import How, Training, TrainingResult, fit
 from specact.lab.train.flash import FlashTraining
 from specact.lab.train.loop import Progress
-from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CodesRecipe, CorrectorRecipe, DrafterRecipe
+from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CodesRecipe, CorrectorRecipe, DrafterRecipe, FlashRecipe
+
+_TRAININGS: dict[type, Callable[[Any, Path], Training]] = {
+    CodesRecipe: CodesTraining, DrafterRecipe: DrafterTraining, FlashRecipe: FlashTraining,
+    CorrectorRecipe: CorrectorTraining,
+}  # fmt: skip
 
 
 def train(
@@ -28,22 +34,11 @@ def train(
         teacher: of a chunk policy, whose answers to the demonstrated observations are the labels.
         data, out, progress, how: folders, and how it is trained.
     """
-    training: Training
     if isinstance(recipe, ChunkRecipe):
-        training = ChunkTraining(recipe, data, teacher)
-    elif teacher is not None:
+        return fit(ChunkTraining(recipe, data, teacher), out, progress, **how)
+    if teacher is not None:
         raise ConfigError(
             "this recipe names what it learns from; leave out --teacher, which is for a recipe of kind flow, "
             "regression or tokens"
         )
-    elif isinstance(recipe, CodesRecipe):
-        training = CodesTraining(recipe, data)
-    elif isinstance(recipe, DrafterRecipe):
-        if data != Path():
-            raise ConfigError(f"{recipe.bundle} learns from rollouts of its target alone; leave out --data")
-        training = DrafterTraining(recipe, how.get("jobs", 1))
-    elif isinstance(recipe, CorrectorRecipe):
-        training = CorrectorTraining(recipe, data, how.get("jobs", 1))
-    else:
-        training = FlashTraining(recipe, data)
-    return fit(training, out, progress, **how)
+    return fit(_TRAININGS[type(recipe)](recipe, data), out, progress, **how)

@@ -44,7 +44,7 @@ class BundleVariants:
     """
 
     def __init__(self, bundle: Pair[Any] | FlowBundle, folder: Path) -> None:
-        self._made_of, self._folder = bundle, folder
+        self._source, self._folder = bundle, folder
         # By the file that is written last: what writes it.
         self._requested: dict[Path, Callable[[], object]] = {}
 
@@ -56,9 +56,9 @@ class BundleVariants:
 
     @property
     def _bundle(self) -> CodeParts | FlowBundle:
-        made_of: Any = self._made_of.parts if isinstance(self._made_of, Pair) else self._made_of
-        assert isinstance(made_of, CodeParts | FlowBundle), "levers see to it"
-        return made_of
+        parts: Any = self._source.parts if isinstance(self._source, Pair) else self._source
+        assert isinstance(parts, CodeParts | FlowBundle), "levers see to it"
+        return parts
 
     def quantised(self, bits: Bits) -> Mapping[str, Path]:
         """The networks in 8 or 4 bits, by part: ``target`` of a pair; encoder, prefix and expert of a flow policy."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specact.bundle.manifest import INSTRUCTION, Words
-from specact.lab.train.attention import Layer, Observing, Statistics, embed_words, plain
+from specact.lab.train.attention import Layer, Observing, Statistics, embed_words, module_name, perceptron
 from specact.lab.train.dataset import Dataset, positions
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding, embedding
 from specact.lab.train.loop import Draw, Losses, Metrics, Stage
@@ -85,7 +85,7 @@ class VQBeT(Observing):
                 if fields[name].is_image
                 else nn.Linear(math.prod(fields[name].shape) + joined, width)
             )
-            self.add_module(f"embed_{plain(name)}", embed)
+            self.add_module(f"embed_{module_name(name)}", embed)
             ahead += embed.patches if isinstance(embed, PatchEmbedding) else 0
         if shapes.words is not None:
             self.embed_instruction = embed_words(shapes.words, width)
@@ -100,10 +100,9 @@ class VQBeT(Observing):
         self.register_buffer("mask", causal, persistent=False)
         self.norm = nn.LayerNorm(width)
         independent = 1 if recipe.sequential else shapes.codebooks
+        offsets = shapes.codebooks * shapes.codes * shapes.chunk * shapes.actions
         self.code_head = _head(width, recipe.head_width, independent * shapes.codes)
-        self.offset_head = _head(
-            width, recipe.head_width, shapes.codebooks * shapes.codes * shapes.chunk * shapes.actions
-        )
+        self.offset_head = _head(width, recipe.head_width, offsets)
         self.secondary_head = _SecondaryHead(width, recipe.head_width, shapes.codes) if recipe.sequential else None
 
     def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -142,7 +141,7 @@ class VQBeT(Observing):
 
     def _embedded(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
         """``[B, T, W]``, or ``[B, W]`` without a history."""
-        embedded: Tensor = getattr(self, f"embed_{plain(name)}")(values[name])
+        embedded: Tensor = getattr(self, f"embed_{module_name(name)}")(values[name])
         return embedded
 
     def _padded(self, tokens: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ class VQBeT(Observing):
 
     def freeze(self, camera: str, encoder: nn.Module) -> None:
         """Loads a camera's pre-trained encoder, and freezes it."""
-        embedding: ImageEmbedding = getattr(self, f"embed_{plain(camera)}")
+        embedding: ImageEmbedding = getattr(self, f"embed_{module_name(camera)}")
         embedding.encoder.load_state_dict(encoder.state_dict())
         embedding.encoder.requires_grad_(False)
 
@@ -187,9 +186,7 @@ class _SecondaryHead(nn.Module):
 
 
 def _head(width: int, head_width: int, outputs: int) -> nn.Module:
-    if not head_width:
-        return nn.Linear(width, outputs)
-    return nn.Sequential(nn.Linear(width, head_width), nn.GELU(), nn.Linear(head_width, outputs))
+    return perceptron(width, head_width, outputs) if head_width else nn.Linear(width, outputs)
 
 
 class ResidualVQ(nn.Module):
