@@ -179,14 +179,14 @@ class SpeculativePolicy:
                 decision = replace(decision, transmit=False)
         decided = clock.now()
         request = self._verdicts.ask(self._verifier, proposal, address, started) if decision.transmit else NO_OUTCOME
-        asked = clock.now()
+        submitted = clock.now()
 
         def conclude() -> StepRecord:
             resumed = clock.now()
             result = request.result()
             offload = NO_OFFLOAD if result is None else result.times
             # What other policies do between the two halves is not part of the step.
-            rest = asked - decided + clock.now() - resumed - offload.total
+            rest = submitted - decided + clock.now() - resumed - offload.total
             times = StageTimes(drafted - started, decided - drafted, offload, rest)
             self.counts["steps"] += 1
             self.counts["transmitted"] += decision.transmit

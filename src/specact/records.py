@@ -172,7 +172,7 @@ def _explain(values: Any, kind: Any, where: str, between: str = ".") -> str | No
 def _only(kind: Any) -> Any:
     """The type itself, without its limits, or the one of an optional type that is not None."""
     while get_origin(kind) in (Annotated, Union, UnionType):
-        kind = next(each for each in get_args(kind) if each is not type(None))
+        kind = next(part for part in get_args(kind) if part is not type(None))
     return kind
 
 

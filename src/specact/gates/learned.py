@@ -77,14 +77,14 @@ class Head:
 
     def __init__(self, pair: Pair[Any], inputs: Shapes, outputs: Shapes) -> None:
         file = Path(pair.path or ".") / HEAD
-        again = f"train it again with: {calibrate_command(pair)} --retrain"
-        self._network = Network(file, inputs, outputs, repair=again)
+        repair = f"train it again with: {calibrate_command(pair)} --retrain"
+        self._network = Network(file, inputs, outputs, repair=repair)
         for name, wanted in trained_for(pair).items():
             value = self._network.metadata.get(name, "")
             if value != wanted:
                 raise BundleError(
                     f"{file} was trained for the {name} {value or 'default'!r}, but the bundle beside it was loaded "
-                    f"with the {name} {wanted or 'default'!r}; {again}"
+                    f"with the {name} {wanted or 'default'!r}; {repair}"
                 )
 
     @classmethod
