@@ -10,11 +10,11 @@ SRC = "src/specact"
 
 # Room: (budget, ceiling, which rises only for a feature whose commit says why). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_232),
+    f"{SRC}": (1_600, 2_227),
     f"{SRC}/bundle": (450, 796),
     f"{SRC}/gates": (1_000, 1_261),
-    f"{SRC}/families": (2_900, 3_648),
-    f"{SRC}/systems": (2_200, 3_189),
+    f"{SRC}/families": (2_900, 3_628),
+    f"{SRC}/systems": (2_200, 3_172),
     f"{SRC}/execution": (500, 547),
     f"{SRC}/robot": (900, 1_215),
     f"{SRC}/wire": (450, 740),

@@ -102,12 +102,11 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     candidate = getattr(loaded, attribute, None)
     if fits(candidate):
         return candidate
-    # Suggestions for the message.
-    candidates = [key for key, value in vars(loaded).items() if not key.startswith("_") and fits(value)]
-    has = f"{module} has {', '.join(sorted(candidates)[:10])}" if candidates else f"{module} has none"
+    fitting = sorted(key for key, value in vars(loaded).items() if not key.startswith("_") and fits(value))
+    suggestion = f"{module} has {', '.join(fitting[:10]) or 'none'}"
     if not hasattr(loaded, attribute):
-        raise ConfigError(f"{module} has no {attribute!r}. It must be a {kind}; {has}")
-    raise ConfigError(f"{name!r} is {candidate!r:.100}. It must be a {kind}; {has}")
+        raise ConfigError(f"{module} has no {attribute!r}. It must be a {kind}; {suggestion}")
+    raise ConfigError(f"{name!r} is {candidate!r:.100}. It must be a {kind}; {suggestion}")
 
 
 def load_instance(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:

@@ -101,21 +101,22 @@ def load_pair(
     known: Mapping[str, Any] = DECODINGS if kind == "tokens" else ROUNDS
     if chosen and chosen not in known:
         raise unknown_name("decoding", chosen, known)
-    how = known[chosen or _DECODED.get(kind, "full")]
+    composition = known[chosen or _DECODED.get(kind, "full")]
     if kind == "tokens":
-        return load_token_pair(load_tokens(path, compute=compute), small, source, decoding=how, compute=compute)
+        return load_token_pair(load_tokens(path, compute=compute), small, source, decoding=composition, compute=compute)
     if kind == "flow":
-        return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=how, compute=compute)
+        return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=composition, compute=compute)
     served = None if source.target is None else load_policy(source.target, compute=compute)
-    return load_block_pair(path, served, small, source, rounds=how, compute=compute)
+    return load_block_pair(path, served, small, source, rounds=composition, compute=compute)
 
 
 def _check_choices(name: str, kind: Kind | None, **choices: object) -> None:
     """Refuses a draft, target, decoding or Euler steps for what cannot have another one; None is not chosen."""
     for option, value in choices.items():
         if value is not None and kind not in _CHOICES[option]:
-            held, wanted = f"is {KINDS[kind]} and " if kind else "", ", ".join(KINDS[key] for key in _CHOICES[option])
-            raise ConfigError(f"{name} {held}takes no {option}; leave out --{option} {value}, which is for {wanted}")
+            subject = f"{name} is {KINDS[kind]} and" if kind else name
+            allowed = ", ".join(KINDS[other] for other in _CHOICES[option])
+            raise ConfigError(f"{subject} takes no {option}; leave out --{option} {value}, which is for {allowed}")
 
 
 def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:

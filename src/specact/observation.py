@@ -104,11 +104,6 @@ class ObservationSpec:
         return hash((frozenset(self.fields.items()), self.instruction))
 
     @property
-    def shapes(self) -> dict[str, list[int]]:
-        """Shapes of the policy's input arrays, by name."""
-        return {name: list(field.window_shape) for name, field in self.fields.items()}
-
-    @property
     def history(self) -> int:
         """The longest history of any field, at least 1."""
         return max(1, *(field.history for field in self.fields.values()))

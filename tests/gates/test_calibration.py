@@ -183,7 +183,7 @@ def told_after(rate: float, wanted: float, count: int, reason: str = "score") ->
     check, rng = RateCheck("adahi", wanted, None), np.random.default_rng(0)
     for number in range(1, count + 1):
         if check.take(Decision(bool(rng.random() < rate), 0.0, 0.0, reason)):
-            assert f"--hold {wanted:g}" in check.told and "'adahi'" in check.told
+            assert f"--hold {wanted:g}" in check.warning and "'adahi'" in check.warning
             assert not any(check.take(Decision(True, 0.0, 0.0, reason)) for _ in range(100))
             return number
     return None
@@ -200,7 +200,7 @@ def test_a_missed_rate_is_told_once_and_the_sooner_the_further_it_is_off() -> No
 def test_a_calibration_that_missed_its_own_rate_is_told_before_the_robot_moves() -> None:
     for achieved, missed in ((0.42, True), (0.48, False)):
         made = replace(calibration("0"), held_out={"rate": achieved})
-        assert ("--hold 0.5" in RateCheck("adahi", 0.5, made).told) == missed
+        assert ("--hold 0.5" in RateCheck("adahi", 0.5, made).warning) == missed
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ def test_a_connection_begins_with_a_hello_and_has_one(doubling: Here) -> None:
 
 
 def test_a_reply_depends_on_its_request_alone(served: Here, ball: Pair[Any]) -> None:
-    rng, spec = np.random.default_rng(0), ball.parts.spec.target
-    seen = [Window({name: rng.normal(size=shape).astype(np.float32) for name, shape in spec.shapes.items()})
+    rng, zeros = np.random.default_rng(0), ball.parts.spec.target.zeros().arrays
+    seen = [Window({name: rng.normal(size=array.shape).astype(np.float32) for name, array in zeros.items()})
             for _ in range(8)]  # fmt: skip
     with served.robot() as robot, served.robot() as neighbour:
         alone = [robot.ask(number, window)["logits"].tobytes() for number, window in enumerate(seen)]

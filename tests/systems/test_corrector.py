@@ -31,10 +31,10 @@ from specact.systems.corrector import (
     CorrectorParts,
     CorrectorSpec,
     Staleness,
-    both,
+    age_features,
     corrected,
-    index_of,
-    twice,
+    doubled,
+    joined,
 )
 from specact.types import Chunk, Miss, OffloadTimes, Origin, Proposal
 
@@ -110,17 +110,17 @@ def test_the_network_sees_the_chunk_its_age_and_what_was_seen_when_it_was_asked_
     # The observation of step 0 was answered at step 2.
     np.testing.assert_allclose(seen, [0.0, 3 * PERIOD_S], atol=1e-6)
     np.testing.assert_allclose(based[:, 0], np.array([3, *range(CHUNK)]) * PERIOD_S / RANGE, rtol=1e-6)
-    np.testing.assert_array_equal(index, index_of(3, CHUNK))
-    np.testing.assert_allclose(index_of(2, CHUNK), [1.0, 1.0, 0.0], atol=1e-6)
+    np.testing.assert_array_equal(index, age_features(3, CHUNK))
+    np.testing.assert_allclose(age_features(2, CHUNK), [1.0, 1.0, 0.0], atol=1e-6)
 
 
 def test_a_window_of_then_and_one_of_now_become_one_with_and_without_a_history() -> None:
     fields = {"state": Field((2,), history=2), "goal": Field((3,), history=0)}
     then = {"state": np.zeros((5, 2, 2)), "goal": np.zeros((5, 3))}
     now = {name: values + 1.0 for name, values in then.items()}
-    seen = both(then, now, fields)
+    seen = joined(then, now, fields)
     assert {name: values.shape[1:] for name, values in seen.items()} == {
-        name: field.window_shape for name, field in twice(fields).items()
+        name: field.window_shape for name, field in doubled(fields).items()
     }
     assert seen["state"][0, :, 0].tolist() == [0.0, 0.0, 1.0, 1.0] and seen["goal"][0, :, 0].tolist() == [0.0, 1.0]
 

@@ -105,8 +105,8 @@ class Run(Options):
         gate.audit_rate = details.audit_rate
         watched = budget is None and load_gate(self.gate).calibrated
         check = RateCheck(self.gate, rate, find_calibration(pair, self.gate, rate)) if watched else None
-        if check is not None and check.told:
-            remark(check.told, warn=True)
+        if check is not None and check.warning:
+            remark(check.warning, warn=True)
         audits = audits_of(pair, self.gate, rate, budget) if details.audit_rate else None
         # What a latency leaves room for is not known before.
         share = 1.0 if budget is None or isinstance(budget, LatencyBudget) else budget.rate
@@ -119,7 +119,7 @@ class Run(Options):
 
         def note(tick: Tick) -> None:
             if check is not None and tick.record is not None and check.take(tick.record.decision):
-                remark(check.told, warn=True)
+                remark(check.warning, warn=True)
             if audits is not None and tick.record is not None and audits.take(tick.record) and audits.alarm is not None:
                 remark(
                     f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "

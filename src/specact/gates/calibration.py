@@ -142,32 +142,32 @@ def calibrated_gate(bundle: Pair[Any], gate: str, rate: float) -> Gate:
 
 
 class RateCheck:
-    """Whether a gate asks as often as its calibration for a rate promises: ``told`` says once that it does not.
+    """Whether a gate asks as often as its calibration for a rate promises; if not, ``warning`` is a text that says so.
 
-    First by the calibration's own held-out rate, then by a confidence sequence of the decisions, audits aside, which
-    may be looked at after every one; states that the calibration did not see are a usual cause.
+    The calibration's own rate on held-out episodes is compared first, then the decisions without audits, by a
+    confidence sequence, which may be looked at after every one. A usual cause are states that no calibration has seen.
     """
 
     def __init__(self, gate: str, rate: float, calibration: Calibration | None) -> None:
-        self.gate, self.rate, self.told = gate, rate, ""
+        self.gate, self.rate, self.warning = gate, rate, ""
         self._mean = RunningMean()
         held_out = rate if calibration is None else calibration.held_out.get("rate", rate)
         if abs(held_out - rate) > TOLERANCE:
-            self._tell(f"{held_out:.2f} when it was calibrated")
+            self._warn(f"{held_out:.2f} when it was calibrated")
 
     def take(self, decision: Decision) -> bool:
-        """Adds a decision; True if it shows that the rate is missed, unless that was told before."""
-        if self.told:
+        """Adds a decision; True if it is the first to show that the rate is missed."""
+        if self.warning:
             return False
         self._mean.take(float(decision.transmit and decision.reason != "audit"))
         estimate = self._mean.estimate()
         if estimate.low <= self.rate + TOLERANCE and estimate.high >= self.rate - TOLERANCE:
             return False
-        self._tell(f"{estimate.mean:.2f} in {estimate.count} inferences")
+        self._warn(f"{estimate.mean:.2f} in {estimate.count} inferences")
         return True
 
-    def _tell(self, achieved: str) -> None:
-        self.told = (
+    def _warn(self, achieved: str) -> None:
+        self.warning = (
             f"the gate {self.gate!r} misses its rate of {self.rate:g}: it asked at {achieved}; hold the rate online "
             f"with --hold {self.rate:g}, or calibrate on such states"
         )

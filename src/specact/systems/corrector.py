@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkAnswers, Load
 from specact.families.chunks.policy import FAMILY, ChunkExchange, ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import check_made_for, load_stored
+from specact.families.chunks.sources import load_stored
 from specact.gates.gate import Gate
 from specact.observation import Field, ObservationSpec, Window
 from specact.pair import Answer, Follower, Pair, PairIdentity, PairSource, TargetVerifier
@@ -92,39 +92,38 @@ class CorrectorNetwork:
 
     def __init__(self, file: Path, spec: CorrectorSpec, compute: Compute = CPU) -> None:
         chunk, actions = spec.chunks.chunk, spec.chunks.actions
-        self._inputs = NetworkInputs(ObservationSpec(twice(spec.observation.fields)))
+        self._inputs = NetworkInputs(ObservationSpec(doubled(spec.observation.fields)))
         inputs = self._inputs.shapes | {"chunk": ("batch", 1 + chunk, actions), "index": ("batch", 3)}
         outputs = {"correction": ("batch", actions), "draft": ("batch", actions)}
         self._network = Network(file, inputs, outputs, compute)
 
-    def run(self, seen: Window, based: Chunk, index: Chunk) -> tuple[Chunk, Chunk]:
-        """From o_s and o_t of :func:`both`, :func:`based_on` a chunk and its :func:`index_of`."""
-        fed = self._inputs.stack([seen]) | {"chunk": based[None], "index": index[None]}
-        correction, draft = self._network.run(fed)
+    def run(self, windows: Window, chunk: Chunk, age: Chunk) -> tuple[Chunk, Chunk]:
+        """``u`` and ``g``: from o_s and o_t, :func:`joined`, a :func:`base` and the :func:`age_features`."""
+        inputs = self._inputs.stack([windows]) | {"chunk": chunk[None], "index": age[None]}
+        correction, draft = self._network.run(inputs)
         return correction[0], draft[0]
 
 
-def twice(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Fields of two windows, one after the other."""
+def doubled(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """The fields of two windows that are :func:`joined`."""
     return {name: replace(field, history=2 * max(1, field.history)) for name, field in fields.items()}
 
 
-def both(then: Arrays, now: Arrays, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
-    """The windows of then and of now as one each, ``[..., 2 T, *shape]``; T is 1 for a field without a history."""
+def joined(earlier: Arrays, current: Arrays, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
+    """Two windows as one, ``[..., 2 T, *shape]``, the earlier first; T is 1 for a field without a history."""
+    windows = {}
+    for name, field in fields.items():
+        axis, pair = -1 - len(field.shape), (earlier[name], current[name])
+        windows[name] = np.concatenate(pair, axis) if field.history else np.stack(pair, axis)
+    return windows
 
-    def rows(seen: Arrays, name: str, axis: int) -> NDArray[Any]:
-        return seen[name] if fields[name].history else np.expand_dims(seen[name], axis)
 
-    axes = {name: -1 - len(field.shape) for name, field in fields.items()}
-    return {name: np.concatenate([rows(then, name, at), rows(now, name, at)], at) for name, at in axes.items()}
-
-
-def based_on(chunk: Chunk, age: int) -> Chunk:
-    """``[c[k], c[0], ..., c[H - 1]]``: before the whole chunk ``[H, A]`` its action for now."""
+def base(chunk: Chunk, age: int) -> Chunk:
+    """``[c[k], c[0], ..., c[H - 1]]``: the action for now, before the whole chunk ``[H, A]``."""
     return np.concatenate([chunk[age : age + 1], chunk])
 
 
-def index_of(age: int | None, length: int) -> Chunk:
+def age_features(age: int | None, length: int) -> Chunk:
     """``[1, sin(2 pi k / H), cos(2 pi k / H)]`` of the age k; zeros without a chunk."""
     if age is None:
         return np.zeros(3, np.float32)
@@ -135,10 +134,12 @@ def index_of(age: int | None, length: int) -> Chunk:
 Run = Callable[[Window, Chunk, Chunk], tuple[Chunk, Chunk]]
 
 
-def corrected(run: Run, spec: CorrectorSpec, chunk: Chunk, age: int, then: Arrays, now: Arrays) -> tuple[Chunk, Chunk]:
+def corrected(
+    run: Run, spec: CorrectorSpec, chunk: Chunk, age: int, earlier: Arrays, current: Arrays
+) -> tuple[Chunk, Chunk]:
     """``a_t`` and ``u``, both ``[A]``, of a chunk ``[H, A]`` that is ``age < H`` steps old; all normalised."""
-    seen = Window(both(then, now, spec.observation.fields))
-    correction, _ = run(seen, based_on(chunk, age), index_of(age, len(chunk)))
+    windows = Window(joined(earlier, current, spec.observation.fields))
+    correction, _ = run(windows, base(chunk, age), age_features(age, len(chunk)))
     u = np.clip(correction, -1.0, 1.0)
     return chunk[age] + np.array(spec.bound[age], np.float32) * u, u
 
@@ -151,25 +152,26 @@ class Corrector(Follower):
 
     def __init__(self, network: Run, spec: CorrectorSpec) -> None:
         self._network, self._spec = network, spec
-        self._none = np.zeros((spec.chunks.chunk, spec.chunks.actions), np.float32)
+        self._zeros = np.zeros((spec.chunks.chunk, spec.chunks.actions), np.float32)
         self.reset()
 
     def reset(self) -> None:
-        # The target's newest chunk, at which step it was asked for and what was seen then, this step, the last action.
-        self._chunk, self._asked, self._step, self._last = self._none, -len(self._none), 0, self._none[0]
-        self._then: Arrays = {}
+        # This step t and the last action; the newest chunk c, the step s of its request and its observation o_s.
+        self._step, self._last = 0, self._zeros[0]
+        self._chunk, self._requested = self._zeros, -len(self._zeros)
+        self._earlier: Arrays = {}
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafted action ``[1, A]``; its evidence is a :class:`Correction`."""
-        spec, length, age = self._spec, len(self._none), self._step - self._asked
-        now = spec.observation.select(window).arrays
+        spec, length, age = self._spec, len(self._zeros), self._step - self._requested
+        current = spec.observation.select(window).arrays
         if spec.corrects and age < length:
-            action, u = corrected(self._network, spec, self._chunk, age, self._then, now)
+            action, u = corrected(self._network, spec, self._chunk, age, self._earlier, current)
             return Proposal(window, action[None], Correction(float(np.sqrt(np.square(u).mean())), age / length))
         action = self._last
         if spec.drafts:
-            seen = Window(both(now, now, spec.observation.fields))
-            _, action = self._network(seen, based_on(self._none, 0), index_of(None, length))
+            windows = Window(joined(current, current, spec.observation.fields))
+            _, action = self._network(windows, base(self._zeros, 0), age_features(None, length))
         return Proposal(window, action[None], NO_CHUNK)
 
     def on_action(self, drafted: Chunk, executed: Chunk) -> None:
@@ -180,8 +182,8 @@ class Corrector(Follower):
 
     def on_verified(self, record: StepRecord) -> None:
         if record.outcome is not None:
-            self._chunk, self._asked = record.outcome.evidence, record.address.step
-            self._then = self._spec.observation.select(record.proposal.window).arrays
+            self._chunk, self._requested = record.outcome.evidence, record.address.step
+            self._earlier = self._spec.observation.select(record.proposal.window).arrays
 
 
 class CorrectorVerifier(TargetVerifier[Chunk]):
@@ -239,12 +241,12 @@ class CorrectorParts(PairIdentity):
         """As a pair; every control step is an inference."""
         spec, chunks = self.spec, self.spec.chunks
         units = ActionUnits.of_range(np.array(spec.low, np.float32), np.array(spec.high, np.float32))
-        of_a_step = np.array(spec.bound[:2][-1], np.float32)
+        tolerance = np.array(spec.bound[:2][-1], np.float32)  # of a chunk that is a step old
         return Pair(
             **self.identity, observation=spec.observation.union(chunks.observation), units=units, execute=1,
             rate_hz=chunks.rate_hz, corrects=chunks.chunk if spec.corrects else 0, parts=self,
             drafter=lambda: Corrector(self.network.run, spec), target=lambda: ChunkAnswers(self.target),
-            verifier=lambda target: CorrectorVerifier(target, units, of_a_step),
+            verifier=lambda target: CorrectorVerifier(target, units, tolerance),
             exchange=ChunkExchange(chunks, self.name, spec.target, lambda: self.target, units),
         )  # fmt: skip
 
@@ -256,14 +258,10 @@ def load_corrector(path: Path, load: Load, named: PairSource, compute: Compute =
         BundleError: if it is damaged, its network does not fit, or, on first use, the target is another one.
     """
     bundle: Bundle[CorrectorSpec] = open_bundle(path, "corrector", CorrectorSpec, CORRECTOR_PARTS)
-
-    def load_target() -> ChunkPolicy:
-        loaded = load_stored(bundle, "target", named.target, load, compute=compute)
-        check_made_for(
-            bundle, loaded, bundle.spec.target, "take that target, or train a corrector for this one with specact train"
-        )
-        return loaded.policy
-
+    repair = "take that target, or train a corrector for this one with specact train"
+    load_target = partial(
+        load_stored, bundle, "target", named.target, load, bundle.spec.target, repair, compute=compute
+    )
     known = named.target or bundle.manifest.sources.get("target")
     return CorrectorParts(
         bundle.name, CorrectorNetwork(bundle.files["corrector"], bundle.spec, compute), bundle.spec,

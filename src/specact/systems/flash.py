@@ -122,8 +122,8 @@ class FlashSettings:
     """Settings of a target's rounds.
 
     Attributes:
-        execute, period: most actions of a chunk before the next round, and most checked rounds between two full ones; 0
-            for no limit of the latter.
+        execute: largest number of actions of a chunk that are executed before the next round.
+        period: largest number of checked rounds between two full ones; 0 for any number.
         grippers: dimensions of an action that are grippers: excluded from distances, and guarded.
         levels, within: of a :class:`Check` fitted to held-out observations.
     """
@@ -140,15 +140,15 @@ class FlashSettings:
 
 @dataclass(frozen=True)
 class Rounds:
-    """One composition of drafter and check; other systems and controls extend it.
+    """How chunks are drafted and checked; other systems and controls extend it.
 
     Attributes:
-        proposes, on_device: what drafts: nothing, so that every round is full; FLASH's block, the target's own or on
-            the device, which then needs its encoder; what is left of the last chunk; or a draft policy.
-        levels, within, guarded: of the :class:`Check`; None for those of :class:`FlashSettings`.
+        proposes: who drafts: FLASH's block, a draft policy, the rest of the last chunk, or nobody: all rounds are full.
+        on_device: whether the block runs on the device, which needs the target's encoder for that.
+        levels, within, guarded: of the :class:`Check`; levels and delta are those of :class:`FlashSettings` if None.
         periodic, full: whether full rounds are forced with the settings' period, and whether no others are requested.
         steps: Euler steps of a full round.
-        gate, rate_of: which steps are transmitted; of random controls the composition that has their rate.
+        gate, rate_of: the gate's name; for random ones the composition whose transmission rate they have.
     """
 
     about: str
@@ -307,7 +307,7 @@ class FlashTarget:
 
 
 class FlashVerifier(TargetVerifier[RoundAnswer]):
-    """Checks with a target in this process."""
+    """Rounds of a target in this process."""
 
     def __init__(self, target: Target[RoundAnswer], parts: FlowParts) -> None:
         super().__init__(target)
@@ -434,16 +434,16 @@ class FlashExchange(ChunkExchange):
         self._parts = parts
 
     def request(self, proposal: Proposal) -> Arrays:
-        given: RoundRequest = proposal.evidence
-        check, drafted, held = given.check, given.drafted, given.held
+        wanted: RoundRequest = proposal.evidence
+        check, drafted, held = wanted.check, wanted.drafted, wanted.held
         if self._parts.rounds.local or len(check.levels) > MAX_LEVELS:
             raise ConfigError(
                 f"a server keeps no cache of a robot and checks at {MAX_LEVELS} noise levels at most; choose other "
                 "rounds, or a target in this process"
             )
-        checks = _FULL if given.full else _TARGET_DRAFTS if drafted is None else _DRAFTED
+        checks = _FULL if wanted.full else _TARGET_DRAFTS if drafted is None else _DRAFTED
         return filled(
-            self._verify.request, drafted=drafted, levels=check.levels, within=check.within, steps=given.steps,
+            self._verify.request, drafted=drafted, levels=check.levels, within=check.within, steps=wanted.steps,
             checks=checks, held=held, known=held is not None, guarded=check.guarded,
         )  # fmt: skip
 
@@ -474,11 +474,11 @@ class FlashExchange(ChunkExchange):
         return [replies[row] for row in range(len(requests))]
 
     @cached_property
-    def _rounds(self) -> FlashTarget:
+    def _flash(self) -> FlashTarget:
         return self._parts.target()
 
     def _checked(self, request: Request) -> Arrays | WireError:
-        arrays, target = request.arrays, self._rounds
+        arrays, target = request.arrays, self._flash
         drafted = arrays["drafted"] if arrays["checks"][0] == _DRAFTED else None
         if drafted is None and target.block is None:
             return bad("this server's target has no block that drafts; start it with a bundle that has one")
@@ -488,6 +488,8 @@ class FlashExchange(ChunkExchange):
         wanted = RoundRequest(False, drafted, Check(levels or (1.0,), within, guarded), steps, held)
         return self._reply(target.answer(request.window, request.address).round(wanted))
 
-    def _reply(self, done: Round) -> Arrays:
+    def _reply(self, reply: Round) -> Arrays:
         layout = self._verify.reply
-        return filled(layout, chunk=done.chunk, accepted=done.accepted, checked=done.checked, switches=done.switches)
+        return filled(
+            layout, chunk=reply.chunk, accepted=reply.accepted, checked=reply.checked, switches=reply.switches
+        )

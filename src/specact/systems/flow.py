@@ -19,15 +19,7 @@ from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, units_of
 from specact.families.chunks.sources import LoadedPolicy, check_made_for
 from specact.pair import Pair, PairIdentity, PairSource
 from specact.records import Record, read_record
-from specact.systems.flash import (
-    Block,
-    FlashDrafter,
-    FlashExchange,
-    FlashSettings,
-    FlashTarget,
-    RoundAnswer,
-    Rounds,
-)
+from specact.systems.flash import Block, FlashDrafter, FlashExchange, FlashSettings, FlashTarget, RoundAnswer, Rounds
 from specact.systems.freqcache import FREQCACHE, RefreshBundle, ReusingRounds, load_refresh
 from specact.types import ActionUnits
 
@@ -109,9 +101,9 @@ def load_flow_pair(
     another target is a BundleError, a draft of another robot a ConfigError.
     """
     target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
-    folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
-    flash = load_flash(folder, target, compute=compute) if folder.exists() else None
-    refresh = load_refresh(again, bundle, compute=compute) if again.exists() else None
+    flash_folder, refresh_folder = bundle.path / FLASH, bundle.path / FREQCACHE
+    flash = load_flash(flash_folder, target, compute=compute) if flash_folder.exists() else None
+    refresh = load_refresh(refresh_folder, bundle, compute=compute) if refresh_folder.exists() else None
     return _flow_pair(target, flash, refresh, draft, bundle.path, source, rounds)
 
 
@@ -190,10 +182,10 @@ def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compu
     if settings.execute > spec.chunk or any(dimension >= spec.actions for dimension in settings.grippers):
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
     block = Block(bundle.files["block"], (spec.chunk, spec.actions), compute=compute)
-    here = not isinstance(policy.networks, RemoteNetworks)
-    wanted = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:]) if here else block.tokens
-    if block.tokens != wanted:
-        raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {wanted}")
+    if not isinstance(policy.networks, RemoteNetworks):
+        encoded = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:])
+        if block.tokens != encoded:
+            raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {encoded}")
     return FlashBundle(**vars(bundle), block=block)
 
 

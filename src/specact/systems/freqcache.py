@@ -163,16 +163,16 @@ def reuse_budget(entropy: float, least: float, most: float) -> float:
     return least + (most - least) * (1.0 - entropy)
 
 
-def reused(earlier: NDArray[np.int64], rank: Plane, budget: float, refreshed: float) -> NDArray[np.bool_]:
+def reused(sources: NDArray[np.int64], rank: Plane, budget: float, refreshed: float) -> NDArray[np.bool_]:
     """Which of P patches reuse a token, bool ``[P]``: the lowest-ranked ones in the overlap, within the budget.
 
-    The overlap is where ``earlier``, see :func:`source_patches`, is not -1. Of all patches the share ``budget`` may be
+    The overlap is where ``sources``, see :func:`source_patches`, is not -1. Of all patches the share ``budget`` may be
     reused, and the share ``refreshed``, q, with the highest rank never is.
     """
     count = len(rank)
     order = np.argsort(rank, kind="stable")[: count - round(refreshed * count)]
     mask = np.zeros(count, np.bool_)
-    mask[order[earlier[order] >= 0][: round(budget * count)]] = True
+    mask[order[sources[order] >= 0][: round(budget * count)]] = True
     return mask
 
 
@@ -293,26 +293,26 @@ class FreqCached:
 
     def cache(self, window: Window, tokens: Array | None = None) -> Array:
         """The prefix cache of the robot's next window, given its tokens if they are computed already."""
-        read = self._networks.tokens([window]) if tokens is None else tokens
+        tokens = self._networks.tokens([window]) if tokens is None else tokens
         before, cameras = self._frames, self._refresh.spec.cameras
         self._frames = {name: _frame(window[name]) for name in cameras}
         if self._cache is None:
-            self._cache = self._networks.cache([window], read)
+            self._cache = self._networks.cache([window], tokens)
             return self._cache
-        sources, masks = np.full(read.shape[1], -1), {}
+        sources, masks = np.full(tokens.shape[1], -1), {}
         self.motions = {name: self.motion(before[name], self._frames[name]) for name in cameras}
         for name, patches in cameras.items():
-            earlier, masks[name] = self._reusable(name, before[name], self._frames[name])
-            sources[patches.first + np.arange(len(earlier))] = np.where(masks[name], patches.first + earlier, -1)
+            moved, masks[name] = self._reusable(name, before[name], self._frames[name])
+            sources[patches.first + np.arange(len(moved))] = np.where(masks[name], patches.first + moved, -1)
         self.masks = masks
-        self._cache = self._refresh.refreshed(read, sources, self._cache)
+        self._cache = self._refresh.refreshed(tokens, sources, self._cache)
         return self._cache
 
     def motion(self, before: Frame, now: Frame) -> Motion:
         """The motion estimate between two frames."""
         return phase_correlation(before.spectrum, now.spectrum, now.luma.shape)
 
-    def rank(self, name: str, before: Frame, now: Frame, earlier: NDArray[np.int64]) -> Plane:
+    def rank(self, name: str, before: Frame, now: Frame, sources: NDArray[np.int64]) -> Plane:
         """Of each of a camera's patches; the highest are recomputed first, see :func:`reused`."""
         return edge_energy(patches_of(now.luma, self._refresh.spec.cameras[name].grid))
 
@@ -320,11 +320,11 @@ class FreqCached:
         """For each patch its source in the last frame, and whether it is reused."""
         reuse, grid, shape = self.reuse, self._refresh.spec.cameras[name].grid, now.luma.shape
         motion = self.motions[name]
-        earlier = source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
+        sources = source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
         if motion.confidence < reuse.confidence:
-            return earlier, np.zeros(len(earlier), np.bool_)
+            return sources, np.zeros(len(sources), np.bool_)
         budget = reuse_budget(spectral_entropy(spectrum(now.luma)), reuse.least, reuse.most)
-        return earlier, reused(earlier, self.rank(name, before, now, earlier), budget, reuse.refreshed)
+        return sources, reused(sources, self.rank(name, before, now, sources), budget, reuse.refreshed)
 
 
 def _frame(seen: NDArray[np.uint8]) -> Frame:

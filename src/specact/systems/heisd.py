@@ -223,12 +223,13 @@ class HeisdDrafter(TokenDrafter):
         policy, settings, decoding = self.parts.policy, self.parts.drafters.settings, self.decoding
         tokens = policy.networks.tokens([policy.spec.observation.select(window)])[0]
         feature, fast = unit(tokens.mean(axis=0)), self._is_fast(window)
-        rule, candidates = self.within(decoding.bins), np.zeros((0, policy.networks.length), np.int64)
+        candidates = np.zeros((0, policy.networks.length), np.int64)
         if fast:
             candidates = self.parts.drafters.memory.nearest(feature, NEIGHBOURS)
-        if decoding.total is not None:
-            groups = settings.groups
-            rule = self.within(decoding.bins, groups, decoding.total) if fast else self.within(HEAD_BINS)
+        if decoding.total is None:
+            rule = self.within(decoding.bins)
+        else:
+            rule = self.within(decoding.bins, settings.groups, decoding.total) if fast else self.within(HEAD_BINS)
         combined = fast and decoding.total is not None
         return DecodingRequest(candidates, decoding.then, rule, combined, feature=feature, retrieved=fast)
 
@@ -240,56 +241,6 @@ class HeisdDrafter(TokenDrafter):
         boundary = settings.fast if self.decoding.boundary is None else self.decoding.boundary
         return bool(settings.metric.now(np.stack(self._path)) >= boundary)
 
-
-@dataclass(frozen=True)
-class Heisd(Decoding):
-    """HeiSD and its variants.
-
-    Attributes:
-        proposes, then, bins: the memory, the head, the tolerance of a token.
-        total: tolerance of a group's sum; None accepts every token by itself.
-        switches, boundary: whether the memory drafts only where F reaches a boundary; None for the fitted one.
-        gate: verify-skip.
-    """
-
-    proposes: str = "retrieval"
-    then: str = "head"
-    bins: int = 15
-    total: int | None = 30
-    switches: bool = True
-    boundary: float | None = None
-    gate: str = "verify_skip"
-    learned = True
-    drafts = HeisdDrafter
-
-
-_HEISD = Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike")
-_MEMORY = replace(_HEISD, about="HeiSD without the kinematic switch: the memory always drafts", switches=False)
-_RANDOM = replace(_MEMORY, gate="random")
-HEISD: dict[str, Decoding] = {
-    "heisd": _HEISD,
-    "heisd_no_switch": _MEMORY,
-    "heisd_similar": replace(
-        _HEISD, about="HeiSD, verified at the gates' rate, where features are least alike", gate="similarity"
-    ),
-    "heisd_similar_random": replace(
-        _RANDOM, about="the memory, verified at random at that rate: the control", rate_of="heisd_similar"
-    ),
-    "heisd_fixed": replace(
-        _HEISD, about="HeiSD as in its released code: its boundary, two of three retrieved chunks not verified",
-        boundary=_RELEASED_BOUNDARY, gate="fixed_skip",
-    ),
-    "heisd_fixed_random": replace(
-        _RANDOM, about="the memory, verified at random at that rate: the control", rate_of="heisd_fixed"
-    ),
-    "heisd_fixed_no_switch": replace(
-        _MEMORY, about="the released code's pattern without its switch: two of three inferences not verified",
-        gate="periodic",
-    ),
-    "retrieval": replace(
-        _MEMORY, about="the memory alone, never verified: the control", then="none", bins=0, total=None, gate="never"
-    ),
-}  # fmt: skip
 
 # Score if there is nothing to compare; above 2, the maximum of 1 - cos.
 _NOT_SIMILAR = 3.0
@@ -303,11 +254,9 @@ class Similarity(Gate):
     """
 
     reach: int | None = None
-
-    def __init__(self, threshold: float, **limits: Any) -> None:
-        super().__init__(threshold, **limits)
-        self._verified: Array | None = None
-        self._since = 0
+    # The feature of the last verified inference, and the number of inferences since then.
+    _verified: Array | None = None
+    _since = 0
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
@@ -366,3 +315,53 @@ class FixedSkip(Similarity):
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         return 0.0 if proposal.evidence.retrieved else _NOT_SIMILAR
+
+
+@dataclass(frozen=True)
+class Heisd(Decoding):
+    """HeiSD and its variants.
+
+    Attributes:
+        bins, total: tolerance of a token and of a group's sum [bins]; if total is None tokens are accepted one by one.
+        switches: whether the memory drafts only where F reaches the boundary, and the head elsewhere.
+        boundary: smallest F at which the memory drafts; None for the fitted one.
+    """
+
+    proposes: str = "retrieval"
+    then: str = "head"
+    bins: int = 15
+    total: int | None = 30
+    switches: bool = True
+    boundary: float | None = None
+    gate: str = "verify_skip"
+    learned = True
+    drafts = HeisdDrafter
+
+
+_HEISD = Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike")
+_MEMORY = replace(_HEISD, about="HeiSD without the kinematic switch: the memory always drafts", switches=False)
+_RANDOM = replace(_MEMORY, gate="random")
+HEISD: dict[str, Decoding] = {
+    "heisd": _HEISD,
+    "heisd_no_switch": _MEMORY,
+    "heisd_similar": replace(
+        _HEISD, about="HeiSD, verified at the gates' rate, where features are least alike", gate="similarity"
+    ),
+    "heisd_similar_random": replace(
+        _RANDOM, about="the memory, verified at random at that rate: the control", rate_of="heisd_similar"
+    ),
+    "heisd_fixed": replace(
+        _HEISD, about="HeiSD as in its released code: its boundary, two of three retrieved chunks not verified",
+        boundary=_RELEASED_BOUNDARY, gate="fixed_skip",
+    ),
+    "heisd_fixed_random": replace(
+        _RANDOM, about="the memory, verified at random at that rate: the control", rate_of="heisd_fixed"
+    ),
+    "heisd_fixed_no_switch": replace(
+        _MEMORY, about="the released code's pattern without its switch: two of three inferences not verified",
+        gate="periodic",
+    ),
+    "retrieval": replace(
+        _MEMORY, about="the memory alone, never verified: the control", then="none", bins=0, total=None, gate="never"
+    ),
+}  # fmt: skip

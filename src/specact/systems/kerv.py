@@ -133,10 +133,10 @@ def _losses(motion: Motion, values: Floats, ratios: Floats) -> tuple[Floats, Flo
     squares, logarithms, count = np.zeros(len(ratios)), np.zeros(len(ratios)), 0
     for step, value in enumerate(values):
         if step >= len(transition):
-            going, variance = np.isfinite(value), covariance[..., 0, 0] + 1.0
-            squares += ((value[going, None] - mean[going, :, 0]) ** 2).sum(axis=0) / variance
-            logarithms += going.sum() * np.log(variance)
-            count += int(going.sum())
+            running, variance = np.isfinite(value), covariance[..., 0, 0] + 1.0
+            squares += ((value[running, None] - mean[running, :, 0]) ** 2).sum(axis=0) / variance
+            logarithms += running.sum() * np.log(variance)
+            count += int(running.sum())
         mean, covariance = _step(mean, covariance, value[:, None], transition, noise)
     r = np.maximum(squares / count, _MIN_VARIANCE)
     return count * np.log(r) + logarithms, r
@@ -230,14 +230,14 @@ class KervDrafter(TokenDrafter):
         return self.within(int(self._tolerance.r))
 
     def tail(self) -> Tokens | None:
-        how = self.decoding.tail
-        return self.extrapolated(how) if how and self.executed and not self._wait else None
+        motion = self.decoding.tail
+        return self.extrapolated(motion) if motion and self.executed and not self._wait else None
 
-    def extrapolated(self, how: Motion | Literal["last"]) -> Tokens:
-        """The tokens ``[T]`` that the executed actions lead to."""
-        if how == "last":
+    def extrapolated(self, motion: Motion | Literal["last"]) -> Tokens:
+        """The tokens ``[T]`` that the executed actions lead to, with the filter of this motion or the last action."""
+        if motion == "last":
             return to_tokens(self.repeated()).ravel()
-        model: Kalman = self.parts.drafters.settings.filters[how]
+        model: Kalman = self.parts.drafters.settings.filters[motion]
         return to_tokens(model.predict(np.stack(self.executed), self.parts.policy.spec.chunk)).ravel()
 
 
@@ -246,12 +246,11 @@ class Kerv(Decoding):
     """KERV and its variants.
 
     Attributes:
-        then, bins: the head; the largest tolerance.
-        least: the smallest tolerance, if it adapts.
-        adapts: the tolerance's rule; None leaves it at ``bins``.
-        tail: what replaces the rejected action from its first rejected token on: a filter of this motion, or the
-            ``last`` action; None: the target goes on.
-        plain_steps: least number of inferences between two tails, so that errors do not accumulate.
+        least, bins: smallest and largest tolerance of a token [bins].
+        adapts: rule by which the tolerance changes; if None it is always ``bins``.
+        tail: what replaces an action from its first rejected token on: the extrapolation by a filter of this motion, or
+            the ``last`` action; if None the target decodes the rest.
+        plain_steps: smallest number of inferences between two tails, so that errors do not accumulate.
     """
 
     then: str = "head"

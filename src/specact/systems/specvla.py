@@ -41,19 +41,19 @@ class TokenHead:
     """
 
     def __init__(self, path: Path, length: int, width: int, *, compute: Compute = CPU) -> None:
-        each = ("batch", "tokens")
+        rows = ("batch", "tokens")
         inputs: Shapes = {
-            "tokens": each, "features": (*each, width), "places": each, "seen": (*each, "cached"),
-            "among": (*each, "tokens"), "cache": ("batch", 2, "heads", "cached", "each"),
+            "tokens": rows, "features": (*rows, width), "places": rows, "seen": (*rows, "cached"),
+            "among": (*rows, "tokens"), "cache": ("batch", 2, "heads", "cached", "each"),
         }  # fmt: skip
         entries = ("batch", 2, "heads", "tokens", "each")
-        outputs = {"logits": (*each, BINS), "predicted": (*each, width), "entries": entries}
+        outputs = {"logits": (*rows, BINS), "predicted": (*rows, width), "entries": entries}
         self._network = Network(path, inputs, outputs, compute, repair="train it again with specact train")
-        self._heads, self._each = self._network.sizes["heads"], self._network.sizes["each"]
+        self._heads, self._head_width = self._network.sizes["heads"], self._network.sizes["each"]
 
     def empty_cache(self, batch: int) -> Array:
         """A cache of B windows without entries, ``[B, 2, heads, 0, W / heads]``."""
-        return np.zeros((batch, 2, self._heads, 0, self._each), np.float32)
+        return np.zeros((batch, 2, self._heads, 0, self._head_width), np.float32)
 
     def read(self, tokens: Tokens, features: Array, places: Tokens, seen: Mask, among: Mask, cache: Array) -> Reading:
         """Logits and predicted feature of the next token of each of N tokens of B windows, and their cache entries.
@@ -64,10 +64,10 @@ class TokenHead:
             seen: attention mask of the cache, row attends to column, ``[B, N, S]``.
             cache: entries of S tokens read before, ``[B, 2, heads, S, W / heads]``.
         """
-        given: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "tokens": tokens, "features": features, "places": places, "seen": seen, "among": among, "cache": cache,
         }  # fmt: skip
-        return Reading(*self._network.run(given))
+        return Reading(*self._network.run(inputs))
 
 
 class HeadDrafter(TreeDrafter):
@@ -93,7 +93,7 @@ class HeadDrafter(TreeDrafter):
         # Of the next pass: the decoded tokens first, then the nodes to expand, which attend to their ancestors.
         tokens, features = _padded([state.tokens for state in decided]), _padded([state.features for state in decided])
         batch, count = tokens.shape
-        each = np.arange(batch)[:, None]
+        batch_rows = np.arange(batch)[:, None]
         places, last = np.broadcast_to(np.arange(count), (batch, count)), decided[0].length - 1
         seen, among, cache = np.zeros((batch, count, 0), np.bool_), causal(batch, count), self._head.empty_cache(batch)
         # Of the rows to expand: their indices, nodes, and log-likelihoods.
@@ -104,7 +104,7 @@ class HeadDrafter(TreeDrafter):
         growing = depths > 0
         while growing.any():
             reading = self._head.read(tokens, features, places, seen, among, cache)
-            log_probs = _log_softmax(reading.logits[each, rows].astype(np.float64))
+            log_probs = _log_softmax(reading.logits[batch_rows, rows].astype(np.float64))
             best = _largest(log_probs, self._top)
             likely = (likely[..., None] + np.take_along_axis(log_probs, best, -1)).reshape(batch, -1)
             children, before = best.reshape(batch, -1), nodes.shape[1]
@@ -113,13 +113,13 @@ class HeadDrafter(TreeDrafter):
             level, sizes[growing] = level + 1, nodes.shape[1]
             growing &= level < depths
             chosen = _largest(likely, self._top)
-            above, likely = rows[each, chosen // best.shape[-1]], likely[each, chosen]
+            above, likely = rows[batch_rows, chosen // best.shape[-1]], likely[batch_rows, chosen]
             if nodes.shape[1] >= self._nodes:
                 # Descendants are at most as likely, so that none would be kept.
                 growing &= ~(likely[:, 0] <= np.partition(scores, -self._nodes)[:, -self._nodes])
-            tokens, features = children[each, chosen], reading.features[each, above]
+            tokens, features = children[batch_rows, chosen], reading.features[batch_rows, above]
             places = np.minimum(np.broadcast_to(counts[:, None] + level - 1, tokens.shape), last)
-            seen = np.concatenate([seen, among], -1)[each, above]
+            seen = np.concatenate([seen, among], -1)[batch_rows, above]
             among = np.broadcast_to(np.eye(tokens.shape[1], dtype=np.bool_), (batch, *[tokens.shape[1]] * 2))
             cache = np.concatenate([cache, reading.entries], -2)
             rows, follow = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), before + chosen
@@ -151,10 +151,10 @@ def _largest(values: Floats, count: int) -> Tokens:
     For a few of them this takes a fraction of the time of a stable sort.
     """
     left, indices = values.reshape(-1, values.shape[-1]).copy(), list[Tokens]()
-    each = np.arange(len(left))
+    rows = np.arange(len(left))
     for _ in range(min(count, values.shape[-1])):
         indices.append(left.argmax(-1))
-        left[each, indices[-1]] = -np.inf
+        left[rows, indices[-1]] = -np.inf
     return np.stack(indices, -1).reshape(*values.shape[:-1], -1)
 
 
@@ -191,7 +191,7 @@ class DeviceHeadDrafter(TokenDrafter):
     def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         last = self._last_verified
         if last is None:
-            return np.zeros((0, self.parts.policy.networks.length), np.int64)
+            return super().candidates(window, rng)
         (tree,) = self._head.grow([last])
         return rows_of(tree, int(last.tokens[0]), last.length)
 

@@ -132,13 +132,13 @@ class StagedFolder(Bundle[SplitSpec]):
         return self.finish(unpack(sent, self.spec.activations[cut - 1]), cut)
 
     def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
-        taken = self.networks[0].inputs
-        return {name: array for name, array in self.inputs.stack(windows).items() if name in taken}
+        names = self.networks[0].inputs
+        return {name: array for name, array in self.inputs.stack(windows).items() if name in names}
 
-    def _run(self, given: Mapping[str, Array], first: int, end: int) -> list[Array]:
+    def _run(self, inputs: Mapping[str, Array], first: int, end: int) -> list[Array]:
         outputs: list[Array] = []
         for stage in self.networks[first:end]:
-            outputs = stage.run(given if not outputs else dict(zip(stage.inputs, outputs, strict=True)))
+            outputs = stage.run(dict(zip(stage.inputs, outputs, strict=True)) if outputs else inputs)
         names = list(self.networks[-1].outputs)
         return [outputs[names.index(name)] for name in self.spec.outputs] if end == self.spec.stages else outputs
 
@@ -168,10 +168,10 @@ class TokenStages:
 
     def finish(self, activation: Array, cut: int) -> list[Array]:
         """The chunks' tokens ``[B, T]``, as float32, from the numbers at cut 1 or 2."""
-        given = self.prefilled(activation) if cut == 1 else activation
-        batch, places = len(given), math.prod(self._entries)
-        entries = given[:, :places].reshape(batch, *self._entries)
-        logits, features = np.split(given[:, None, places:], [BINS], axis=-1)
+        numbers = self.prefilled(activation) if cut == 1 else activation
+        batch, size = len(numbers), math.prod(self._entries)
+        entries = numbers[:, :size].reshape(batch, *self._entries)
+        logits, features = np.split(numbers[:, None, size:], [BINS], axis=-1)
         cache = self._networks.cache(batch)
         cache.keep(entries, [np.arange(self._networks.prefix)] * batch)
         greedy = [Speculation([NOTHING], UNTESTED)] * batch
@@ -228,13 +228,11 @@ def load_staged(path: Path, *, compute: Compute = CPU) -> StagedFolder:
     networks = [Network(bundle.files[part], compute=compute) for part in parts]
     for number, network in enumerate(networks):
         # The names of the tensors in between are free.
-        takes = (
-            dict(zip(network.inputs, spec.activations[number - 1 :][:1], strict=False))
-            if number
-            else {name: shape[1:] for name, shape in inputs.shapes.items() if name in network.inputs}
-        )
-        gives = dict(zip(network.outputs, spec.activations[number:][:1], strict=False)) or spec.outputs
-        for shapes, wanted in ((network.inputs, takes), (network.outputs, gives)):
+        before, behind = spec.activations[max(0, number - 1) : number], spec.activations[number : number + 1]
+        first = {name: shape[1:] for name, shape in inputs.shapes.items() if name in network.inputs}
+        wanted_inputs = dict(zip(network.inputs, before, strict=False)) if number else first
+        wanted_outputs = dict(zip(network.outputs, behind, strict=False)) or spec.outputs
+        for shapes, wanted in ((network.inputs, wanted_inputs), (network.outputs, wanted_outputs)):
             if {name: tuple(shape[1:]) for name, shape in shapes.items()} != {n: tuple(w) for n, w in wanted.items()}:
                 raise BundleError(
                     f"{bundle.files[f'stage-{number:02d}']} has {shapes}, which is no stage {number + 1} of "
@@ -252,8 +250,8 @@ def load_stages(path: Path, *, compute: Compute = CPU) -> StagedFolder | TokenSt
 
 def _cuts(spec: SplitSpec) -> dict[str, tuple[int, Precision]]:
     """Cut and precision of each kind of request; the last cut's is the target's answer, ``infer``."""
-    between = {f"cut-{cut}-{how}": (cut, how) for cut in range(1, spec.stages) for how in PRECISIONS}
-    return {"infer": (spec.stages, "float32"), **between}
+    cuts = {f"cut-{cut}-{precision}": (cut, precision) for cut in range(1, spec.stages) for precision in PRECISIONS}
+    return {"infer": (spec.stages, "float32"), **cuts}
 
 
 def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:

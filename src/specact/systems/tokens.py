@@ -51,10 +51,11 @@ class DrafterSettings:
     """Parameters of the methods besides networks, fitted to the target's own rollouts.
 
     Attributes:
-        strict, groups: dimensions of an action without tolerance, such as a gripper; the group of each dimension.
-        path: at least 2 indices into the observation ``state`` of the point whose path HeiSD's metric uses.
-        filters, scale: of KERV, by motion model, ``velocity`` and ``walk``; K_S of its tolerance.
+        strict: dimensions of an action without tolerance, such as a gripper.
+        groups: of HeiSD, the group of each dimension.
+        path: of HeiSD, at least 2 indices into the observation ``state``: the point whose path the metric uses.
         metric, fast, skip: of HeiSD; ``fast`` is the smallest F at which the memory proposes.
+        filters, scale: of KERV, a filter by motion model, ``velocity`` and ``walk``, and K_S.
         top, depth, nodes: size of the head's tree, see :class:`~specact.systems.specvla.HeadDrafter`.
     """
 
@@ -72,11 +73,10 @@ class DrafterSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        motions, kinds = sorted(get_args(Motion)), {name: each.motion for name, each in self.filters.items()}
-        if kinds != {motion: motion for motion in motions}:
-            raise ConfigError(
-                f"filters must have exactly one of each motion, under its name: {' and '.join(motions)}; got {kinds}"
-            )
+        motions = {name: kalman.motion for name, kalman in self.filters.items()}
+        if motions != {motion: motion for motion in get_args(Motion)}:
+            allowed = " and ".join(sorted(get_args(Motion)))
+            raise ConfigError(f"filters must have exactly one of each motion, under its name: {allowed}; got {motions}")
 
     def check(self, spec: ChunkSpec) -> None:
         """Refuses settings that do not fit a target's actions and observation.
@@ -85,7 +85,7 @@ class DrafterSettings:
             ConfigError: for such settings; the message names the field and what is allowed.
         """
         relaxed(0, spec.chunk * spec.actions, spec.actions, self.strict, self.groups)
-        sizes = {name: len(each.q) for name, each in self.filters.items()}
+        sizes = {name: len(kalman.q) for name, kalman in self.filters.items()}
         if set(sizes.values()) != {spec.actions}:
             raise ConfigError(f"filters must be of the {spec.actions} dimensions of an action, got {sizes}")
         state = spec.observation.fields.get("state")
@@ -99,7 +99,7 @@ class DrafterSettings:
 
 @dataclass(frozen=True)
 class DraftedFor:
-    """The target of the drafters: its fingerprint, tokens T of its chunks, width W of its features; their settings."""
+    """The settings of drafters, and their target: its fingerprint, tokens T of a chunk, width W of its features."""
 
     target: str
     length: int
@@ -130,12 +130,11 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
     """Loads a bundle of drafters, a folder or a name, for a target.
 
     Raises:
-        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, if it is no
-            bundle of drafters, if they were trained for another target, or if their settings do not fit it.
-        ConfigError: if there is no bundle of that name.
+        BundleError, ConfigError: as :func:`~specact.bundle.bundle.open_bundle`; BundleError for drafters that were
+            trained for another target, or whose settings do not fit it.
     """
     bundle = open_bundle(name_or_path, "drafters", DraftedFor, DRAFTER_PARTS)
-    made_for, path, settings = bundle.spec, bundle.path, bundle.spec.settings
+    path, settings = bundle.path, bundle.spec.settings
     repair = 'take that target, or train drafters for this one with specact train and a recipe of kind = "drafters"'
     check_made_for(bundle, target, bundle.spec.target, repair)
     length, width = target.networks.length, target.networks.width
@@ -151,17 +150,13 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
         "bigram": Bigram(bigram["tokens"][..., 0].astype(np.int64)),
         "head": HeadDrafter(head, settings.top, settings.depth, settings.nodes),
     }
-    return DrafterBundle(path, bundle.manifest, made_for, bundle.files, drafters, head, memory)
+    return DrafterBundle(path, bundle.manifest, bundle.spec, bundle.files, drafters, head, memory)
 
 
 def load_token_pair(
-    bundle: TokenBundle,
-    draft: LoadedPolicy | None = None,
-    source: PairSource | None = None,
-    *,
-    decoding: Decoding = GREEDY,
-    compute: Compute = CPU,
-) -> Pair[Prefilled]:
+    bundle: TokenBundle, draft: LoadedPolicy | None = None, source: PairSource | None = None, *,
+    decoding: Decoding = GREEDY, compute: Compute = CPU,
+) -> Pair[Prefilled]:  # fmt: skip
     """A token policy's bundle as a pair, with the drafters in its folder and a draft policy on the device.
 
     Raises:

@@ -127,7 +127,8 @@ def test_the_spec_is_that_of_the_policy(name: str, made: Callable[[str], Made]) 
     loaded, history = made(name).loaded, {"diffusion": 2, "vqbet": 3}.get(name, 1)
     spec = loaded.policy.spec
     assert (spec.chunk, spec.actions, spec.rate_hz) == (tiny.CHUNK, tiny.ACTIONS, 20.0)
-    assert spec.observation.shapes == {"state": [history, 4], "image.front": [history, 24, 24, 3]}
+    shapes = {name: field.window_shape for name, field in spec.observation.fields.items()}
+    assert shapes == {"state": (history, 4), "image.front": (history, 24, 24, 3)}
     assert spec.observation.instruction == (name not in ("act", "diffusion", "vqbet"))
     assert loaded.name == name and len(loaded.fingerprint) == 16
     # What is relative to the state has no range of its own.

@@ -26,7 +26,7 @@ from specact.lab.train.train import train
 from specact.load import load_exchange, load_pair
 from specact.observation import Field, Window
 from specact.policy import SpeculativePolicy
-from specact.systems.corrector import CorrectorSpec, based_on, index_of
+from specact.systems.corrector import CorrectorSpec, age_features, base
 
 TARGET, EPISODES = f"{__name__}:chaser", 20
 
@@ -80,8 +80,8 @@ def test_an_example_shows_the_chunk_of_before_and_its_action_for_now() -> None:
     steps = Steps({}, np.arange(5), chunk, chunk[:, 0])
     based, index = example_of(steps, np.array([4, 3, 2]), np.array([3, 0, 1]))
     for row, (at, age) in enumerate([(4, 3), (3, 0), (2, 1)]):
-        np.testing.assert_array_equal(based[row], based_on(chunk[at - age], age))
-        np.testing.assert_array_equal(index[row], index_of(age, 4))
+        np.testing.assert_array_equal(based[row], base(chunk[at - age], age))
+        np.testing.assert_array_equal(index[row], age_features(age, 4))
 
 
 def test_it_learns_what_the_target_would_say_now(trained: TrainingResult) -> None:
@@ -165,7 +165,7 @@ def test_a_device_may_have_a_camera_and_a_chunk_be_shorter_than_the_longest_dela
     assert list(pair.parts.spec.observation.fields) == ["image"]
     spec, chunk = pair.parts.spec.chunks, np.zeros((4, 2), np.float32)
     frames = [np.full((2, 96, 96, 3), value, np.uint8) for value in (0, 255)]
-    answers = [pair.parts.network.run(Window({"image": frame}), based_on(chunk, 1), index_of(1, 4)) for frame in frames]
+    answers = [pair.parts.network.run(Window({"image": rgb}), base(chunk, 1), age_features(1, 4)) for rgb in frames]
     assert spec.chunk == 4 and not np.array_equal(answers[0][1], answers[1][1]), "the draft looks at the frame"
 
 

@@ -184,14 +184,14 @@ class FlowPolicy:
         shape = (self.spec.chunk, self.spec.actions)
         if inpainting.actions.shape != shape:
             raise ConfigError(f"the actions to inpaint must have the shape {shape}, got {inpainting.actions.shape}")
-        noise, cache, given = self.noise(rng), self.networks.cache([window]), inpainting.committed
-        if len(given) > self.delays or not self.delays:
+        noise, cache, committed = self.noise(rng), self.networks.cache([window]), inpainting.committed
+        if len(committed) > self.delays or not self.delays:
             if self.delays:
                 trained = f"this policy was trained for delays of at most {self.delays} control steps"
                 warnings.warn(f"{trained}; as a chunk takes longer, it is guided", stacklevel=2)
             return self.to_environment(self._guided(noise, cache, inpainting))
-        chunk = self.to_environment(self.denoised(noise[None], cache, self.steps, self.to_flow(given)))[0]
-        return np.concatenate([given, chunk[len(given) :]])
+        chunk = self.to_environment(self.denoised(noise[None], cache, self.steps, self.to_flow(committed)))[0]
+        return np.concatenate([committed, chunk[len(committed) :]])
 
     def infer_batch(
         self, windows: Sequence[Window], rngs: Sequence[np.random.Generator], steps: int | None = None
@@ -243,12 +243,12 @@ class FlowPolicy:
         weights = inpainting.weights[None].astype(np.float32)
         # Rows of weight 0 are replaced, because 0 times NaN would not be 0.
         middle = self.units.centre[: self.spec.actions]
-        given = np.where(weights[0, :, None] > 0.0, inpainting.actions, middle).astype(np.float32)
-        wanted = self.to_flow(given)[None]
+        actions = np.where(weights[0, :, None] > 0.0, inpainting.actions, middle).astype(np.float32)
+        wanted = self.to_flow(actions)[None]
 
         def guide(x: Array, time: float) -> tuple[Array, Array]:
-            now = np.array([time], np.float32)
-            velocity, pull = self.networks.guide(x[None], now, cache, wanted, weights)
+            times = np.array([time], np.float32)
+            velocity, pull = self.networks.guide(x[None], times, cache, wanted, weights)
             return velocity[0], pull[0]
 
         return integrate_guided(guide, noise, self.steps, _BETA)
@@ -276,9 +276,7 @@ def load_flow(
     checked, their fingerprints are not.
 
     Raises:
-        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
-            flow policy's bundle.
-        ConfigError: if there is no bundle of that name.
+        BundleError, ConfigError: as :func:`~specact.bundle.bundle.open_bundle`; BundleError for parts that do not fit.
     """
     bundle = open_bundle(name_or_path, "flow", ChunkSpec, FLOW_PARTS)
     files = {**bundle.files, **(variants or {})}

@@ -25,7 +25,7 @@ from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.policy import Chunk, ChunkExchange, ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy, check_made_for, kind_of_source, load_stored, try_out
+from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_stored, try_out
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
 from specact.pair import Answer, Pair, PairIdentity, PairSource, Target, TargetVerifier
@@ -198,10 +198,7 @@ class PairSettings:
     """How two chunk policies work as a pair.
 
     Attributes:
-        execute: actions of a chunk that are executed before the next inference; by default all of the shorter chunk.
-        accept_within: drafted actions are executed up to the first that is further than this from the target's (root
-            mean square, in units in which the range of the actions is [-1, 1]); 0 takes the target's chunk whole.
-        overlap: average takes the mean of all chunks that predict a control step.
+        execute, accept_within, overlap: see :class:`PairSpec`; by default all of the shorter chunk is executed.
         env: environment the pair is for; that of the target, or else of the draft, if not given.
         draft_steps, target_steps: Euler steps of a flow policy.
     """
@@ -283,10 +280,9 @@ class PairBundle(Bundle[PairSpec]):
 
     def policy(self, part: str, named: str | None, load: Load, compute: Compute) -> ChunkPolicy:
         """The draft or the target, as named or the folder's own, with the fingerprint that the pair knows."""
-        loaded = load_stored(self, part, named, load, steps=self.manifest.steps[part], compute=compute)
-        wanted, repair = self.manifest.fingerprints[part], "make it again with specact pair"
-        check_made_for(self, loaded, wanted, repair, part)
-        return loaded.policy
+        wanted, steps = self.manifest.fingerprints[part], self.manifest.steps[part]
+        repair = "make it again with specact pair"
+        return load_stored(self, part, named, load, wanted, repair, steps=steps, compute=compute)
 
 
 def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute = CPU) -> Pair[Chunk]:

@@ -125,12 +125,12 @@ def connect(
     robot: str = "robot", timeout: float = 5.0, jpeg_quality: int | None = None, seed: int = 0,
     rate_hz: Callable[[ChunkSpec], float] | float | None = None,
 ) -> RemotePolicy:  # fmt: skip
-    """The chunk policy of a server, ``ws://host:port``, ``wss`` likewise; its spec comes from the server.
+    """The chunk policy of a server at ``ws://host:port``, or ``wss``; the server states its spec.
 
-    Or of one of openpi's protocol, see :func:`~specact.families.chunks.remote.openpi_source`. ``deadline_ms`` is a
-    call's, ``timeout`` the first connection's [s]; ``token`` and ``ca`` (a PEM file) are for servers that need them;
-    ``robot`` is this device's name there; ``jpeg_quality`` sends frames as JPEG; ``seed`` is of the server's sampling.
-    ``rate_hz`` are the calls a second that you expect, if you know, perhaps by the spec.
+    For servers of openpi's protocol see :func:`~specact.families.chunks.remote.openpi_source`. ``deadline_ms`` is that
+    of a call, ``timeout`` that of the first connection [s]. Some servers need a ``token``, or a certificate ``ca``, a
+    PEM file. ``robot`` is this device's name at the server, which samples with ``seed``. With a ``jpeg_quality`` frames
+    are sent as JPEG. ``rate_hz`` is the expected number of calls per second, or a function that gives it for the spec.
 
     Raises:
         RemoteError: if there is no connection in time, or the server refuses this device: it may be full.

@@ -73,13 +73,15 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
 
 
 def load_stored(
-    bundle: Bundle[Any], part: str, named: str | None, load: Callable[..., LoadedPolicy], **options: Any
-) -> LoadedPolicy:
-    """The draft or target that was ``named``, or else that of a bundle's manifest.
+    bundle: Bundle[Any], part: str, named: str | None, load: Callable[..., LoadedPolicy], wanted: str, repair: str,
+    **options: Any,
+) -> ChunkPolicy:  # fmt: skip
+    """The draft or target that was ``named``, or else that of a bundle's manifest, with the ``wanted`` fingerprint.
 
     Raises:
         ConfigError: if there is neither, or the manifest's is not where it was.
-        BundleError: if the manifest, which is not trusted, names code: importing a module would run it.
+        BundleError: for another fingerprint; or if the manifest, which is not trusted, names code: importing a module
+            would run it.
     """
     source, name_it = named or bundle.manifest.sources.get(part), f"name it with --{part}"
     if source is None:
@@ -87,9 +89,11 @@ def load_stored(
     if not named and kind_of_source(source) not in ("part", "folder"):
         raise BundleError(f"{bundle.path} may name no code, but names {source!r:.60} as its {part}; {name_it}")
     try:
-        return load(source, **options)
+        loaded = load(source, **options)
     except ConfigError as error:
         raise error if named else ConfigError(f"{error}; {bundle.path} names it as its {part}: {name_it}") from error
+    check_made_for(bundle, loaded, wanted, repair, part)
+    return loaded.policy
 
 
 def load_own(source: str) -> LoadedPolicy:
@@ -304,10 +308,10 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
     inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
     if network.inputs.keys() != set(inputs.values()):
         raise BundleError(f"{file} takes {sorted(network.inputs)}, but {description} names {sorted(inputs.values())}")
-    given = list(network.outputs)
-    output = parsed.output or given[0]
-    if output not in given:
-        raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
+    outputs = list(network.outputs)
+    output = parsed.output or outputs[0]
+    if output not in outputs:
+        raise BundleError(f"{file} gives {outputs}, and no {output!r}, which {description} names")
 
     def run(arrays: Inputs) -> Any:
         feeds = {
@@ -316,7 +320,7 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
             else array
             for name, array in arrays.items()
         }
-        return network.run(feeds)[given.index(output)]
+        return network.run(feeds)[outputs.index(output)]
 
     return FunctionPolicy(spec, run, units=units, fingerprint=fingerprint)
 

@@ -24,13 +24,7 @@ from specact.families.codes.policy import (
     PolicySpec,
     distributions,
 )
-from specact.families.codes.sampling import (
-    CodeDistribution,
-    Drafted,
-    Verdict,
-    code_outcome,
-    verify,
-)
+from specact.families.codes.sampling import CodeDistribution, Drafted, Verdict, code_outcome, verify
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepStreams
 from specact.types import OffloadTimes, Outcome, Proposal
@@ -161,15 +155,10 @@ def codes_of(pair: Pair[Any], what: str) -> CodeParts:
 
 
 def load_codes(name_or_path: str | Path, *, compute: Compute = CPU) -> CodeParts:
-    """Loads a bundle of a pair and refuses parts that do not fit together.
-
-    Args:
-        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
-        compute: where its networks run.
+    """Loads a bundle of a pair, a folder or a name such as ``ball``, and refuses parts that do not fit together.
 
     Raises:
-        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest.
-        ConfigError: if there is no bundle of that name.
+        BundleError, ConfigError: as :func:`~specact.bundle.bundle.open_bundle`; BundleError for parts that do not fit.
     """
     bundle = open_bundle(name_or_path, "pair", PolicySpec, PARTS)
     spec, files, manifest = bundle.spec, bundle.files, bundle.manifest

@@ -132,7 +132,7 @@ class Decoding:
         execute: actions of a chunk that are executed before the next inference; None: all.
         tail_actions: actions that a tail fills at most; the executed chunk ends with them.
         gate, rate_of: decides which steps are verified; of a random one the decoding whose achieved rate is used.
-        drafts: what proposes on the device.
+        drafts: the class of the drafter on the device.
     """
 
     about: str
@@ -150,10 +150,6 @@ class Decoding:
     def learned(self) -> bool:
         """Whether it needs what was fitted to the target."""
         return self.then != "none" or (self.bins > 0 and not self.uniform)
-
-    def drafter(self, parts: TokenParts) -> TokenDrafter:
-        """A new drafter, of one robot."""
-        return self.drafts(parts, self)
 
 
 GREEDY = Decoding("greedy decoding, token by token")
@@ -198,7 +194,6 @@ class TokenParts(PairIdentity):
         return Pair(
             **self.identity, observation=joint_observation(self.draft, spec), units=self.units,
             execute=spec.chunk if execute is None else execute, rate_hz=spec.rate_hz, parts=self,
-            drafter=lambda: self.decoding.drafter(self), target=self.target,
-            verifier=lambda target: TokenVerifier(target, self),
-            exchange=TokenExchange(self),
+            drafter=lambda: self.decoding.drafts(self, self.decoding), target=self.target,
+            verifier=lambda target: TokenVerifier(target, self), exchange=TokenExchange(self),
         )  # fmt: skip

@@ -128,13 +128,13 @@ class TokenNetworks:
         self.prefix = self._encoder.sizes["prefix"]
         self.decodes = "decoder" in files
         if self.decodes:
-            slots, each = self.prefix + self.length, ("batch", "tokens")
+            slots, rows = self.prefix + self.length, ("batch", "tokens")
             inputs: Shapes = {
-                "embeddings": (*each, self.width), "positions": each, "seen": ("batch", slots),
-                "among": (*each, "tokens"), "cache": ("batch", "layers", 2, "heads", slots, "each"),
+                "embeddings": (*rows, self.width), "positions": rows, "seen": ("batch", slots),
+                "among": (*rows, "tokens"), "cache": ("batch", "layers", 2, "heads", slots, "each"),
             }  # fmt: skip
             entries = ("batch", "layers", 2, "heads", "tokens", "each")
-            outputs = {"logits": (*each, BINS), "features": (*each, self.width), "entries": entries}
+            outputs = {"logits": (*rows, BINS), "features": (*rows, self.width), "entries": entries}
             self._decoder = Network(files["decoder"], inputs, outputs, compute)
             sizes = self._decoder.sizes
             self._cache = sizes["layers"], 2, sizes["heads"], slots, sizes["each"]
@@ -180,11 +180,11 @@ class TokenNetworks:
         return self._read(cache, self._embedding[tokens], self.prefix + places, among)
 
     def _read(self, cache: Cache, embeddings: Array, positions: Tokens, among: Mask) -> Reading:
-        given: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "embeddings": embeddings, "positions": positions, "seen": cache.seen, "among": among,
             "cache": cache.entries,
         }  # fmt: skip
-        return Reading(*self._decoder.run(given))
+        return Reading(*self._decoder.run(inputs))
 
 
 def causal(batch: int, count: int) -> Mask:
@@ -303,9 +303,7 @@ def load_tokens(name_or_path: str | Path, *, compute: Compute = CPU) -> TokenBun
     """Loads a bundle of a token policy, a folder or a name, and refuses parts that do not fit together.
 
     Raises:
-        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
-            token policy's bundle.
-        ConfigError: if there is no bundle of that name.
+        BundleError, ConfigError: as :func:`~specact.bundle.bundle.open_bundle`; BundleError for parts that do not fit.
     """
     bundle = open_bundle(name_or_path, "tokens", ChunkSpec, TOKEN_PARTS)
     embedding = bundle.tensors("embedding", {"embedding": (np.float32, (BINS, "width"))})["embedding"]

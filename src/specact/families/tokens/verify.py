@@ -94,14 +94,14 @@ class TokenExchange(ChunkExchange):
 
     def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """All are decoded in one batch."""
-        read = [self._question(request) for request in requests]
+        read = [self._read(request) for request in requests]
         # Requests that are refused are not part of it.
-        asked = {row: question for row, question in enumerate(read) if isinstance(question, DecodingRequest)}
-        windows = [requests[row].window for row in asked]
-        decoded = iter(self._tokens.prefill(windows).decode(list(asked.values())) if asked else ())
-        return [self._answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in read]
+        accepted = {row: wanted for row, wanted in enumerate(read) if isinstance(wanted, DecodingRequest)}
+        windows = [requests[row].window for row in accepted]
+        decoded = iter(self._tokens.prefill(windows).decode(list(accepted.values())) if accepted else ())
+        return [self._reply(next(decoded)) if isinstance(wanted, DecodingRequest) else wanted for wanted in read]
 
-    def _question(self, request: Request) -> DecodingRequest | WireError:
+    def _read(self, request: Request) -> DecodingRequest | WireError:
         arrays = request.arrays
         total, code, combined = (arrays[name][0].item() for name in ("total", "then", "combined"))
         then, tail = OWN_DRAFTERS[code], arrays["tail"].astype(np.int64)
@@ -117,7 +117,7 @@ class TokenExchange(ChunkExchange):
         candidates = np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
         return DecodingRequest(candidates, then, rule, combined, tail if (tail >= 0).all() else None)
 
-    def _answer(self, decoded: Decoded) -> Arrays | WireError:
+    def _reply(self, decoded: Decoded) -> Arrays | WireError:
         if not decoded.finite:
             return bad("the target has no finite answer to this observation")
         return filled(

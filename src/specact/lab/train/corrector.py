@@ -39,7 +39,7 @@ from specact.lab.train.recipe import ChunkRecipe, CorrectorRecipe, EncoderRecipe
 from specact.load import load_pair, load_policy
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
-from specact.systems.corrector import CORRECTOR_PARTS, CorrectorSpec, both, index_of, twice
+from specact.systems.corrector import CORRECTOR_PARTS, CorrectorSpec, age_features, doubled, joined
 from specact.types import ActionUnits
 
 Array = NDArray[np.float32]
@@ -86,7 +86,7 @@ class CorrectorModel(Observing):
     def __init__(
         self, fields: Mapping[str, Field], statistics: Statistics, shape: tuple[int, int], recipe: CorrectorRecipe
     ) -> None:
-        super().__init__(twice(fields), statistics)
+        super().__init__(doubled(fields), statistics)
         remembers, whole, _ = USES[recipe.method]
         self.register_buffer("of_then", torch.tensor(float(remembers)))
         self.register_buffer("of_chunk", torch.tensor([1.0, *[float(whole)] * shape[0]])[:, None])
@@ -103,7 +103,7 @@ class CorrectorModel(Observing):
         nn.init.zeros_(self.correct.bias)
 
     def forward(self, observation: Mapping[str, Tensor], chunk: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """``u`` and ``g [B, A]``, for :func:`~specact.systems.corrector.both` and what follows there ``[B, ...]``."""
+        """``u`` and ``g [B, A]``, for :func:`~specact.systems.corrector.joined` and what follows there ``[B, ...]``."""
         halves = [
             (self.cameras[module_name(name)](seen) if field.is_image else self.numbers(name, seen)).chunk(2, 1)
             for name, field in self.fields.items() for seen in [observation[name]]
@@ -197,7 +197,7 @@ class CorrectorTraining(FromDemonstrations):
                 {name: np.asarray(values[at]) for name, values in steps.observation.items()}
                 for at in (rows - with_chunk * ages, rows)
             )
-            seen = {name: torch.from_numpy(values) for name, values in both(then, now, fields).items()}
+            seen = {name: torch.from_numpy(values) for name, values in joined(then, now, fields).items()}
             based, index = example_of(steps, rows, ages)
             u, drafted = module(seen, given[:, None, None] * based, given[:, None] * index)
 
@@ -277,7 +277,7 @@ class CorrectorTraining(FromDemonstrations):
 def example_of(steps: Steps, rows: NDArray[np.int64], ages: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """The network's inputs, as on the device: chunks of these ages at these rows, and the index of each age."""
     chunks, length = steps.chunk[rows - ages], steps.chunk.shape[1]
-    table = np.stack([index_of(age, length) for age in range(length)])
+    table = np.stack([age_features(age, length) for age in range(length)])
     based = np.concatenate([chunks[np.arange(len(rows)), ages][:, None], chunks], 1)
     return torch.from_numpy(based), torch.from_numpy(table[ages])
 
