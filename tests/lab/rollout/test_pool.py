@@ -1,9 +1,12 @@
-"""Workers: they end with the process that started them, however it ended."""
+"""Workers: they end with the process that started them, however it ended, and alone."""
 
 import os
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -43,3 +46,16 @@ def test_a_pool_of_several_workers_works_inside_its_context_only() -> None:
     with pytest.raises(RuntimeError, match="with Pool"):
         list(Pool(2).each(abs, [-1, -2]))
     assert list(Pool(1).each(abs, [-1, -2])) == [(-1, 1), (-2, 2)]
+
+
+def test_an_error_ends_the_workers_and_no_other_process() -> None:
+    context = get_context("spawn")
+    bystander = context.Process(target=time.sleep, args=(60.0,))
+    bystander.start()
+    try:
+        with pytest.raises(ZeroDivisionError), Pool(2) as pool:
+            list(pool.each(partial(divmod, 1), [0]))
+        wait_for(lambda: context.active_children() == [bystander])
+    finally:
+        bystander.kill()
+        bystander.join()

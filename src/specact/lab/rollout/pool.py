@@ -74,9 +74,9 @@ class Pool:
             self._cluster = _Cluster(self._on, self._requested)
             self.workers = self._cluster.workers
         elif self.workers > 1:
-            self._executor = ProcessPoolExecutor(
-                self.workers, mp_context=get_context("spawn"), initializer=_prepare_worker
-            )
+            self._others = active_children()
+            context = get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_prepare_worker)
         return self
 
     def __exit__(
@@ -86,7 +86,8 @@ class Pool:
             self._cluster.leave()
         elif self._executor is not None:
             for process in active_children() if kind is not None else ():
-                process.terminate()
+                if process not in self._others:
+                    process.terminate()
             self._executor.shutdown(cancel_futures=True)
 
     def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
