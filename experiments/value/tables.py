@@ -112,8 +112,8 @@ def report(results: Mapping[str, Any]) -> Report:
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
 
     def draw() -> Figure:
-        figure = Figure(figsize=(4.8, 3.2 * len(pairs)), layout="constrained")
-        for axes, pair in zip(np.ravel(figure.subplots(len(pairs))), pairs, strict=True):
+        figure = Figure(figsize=(4.4 * len(pairs), 3.4), layout="constrained")
+        for axes, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
             rates = [row for row in rows if row["pair"] == pair]
             series = {name: points_of({row["rate"]: row[name] for row in rates}) for name in scores}
             add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
