@@ -36,6 +36,7 @@ def test_no_display_is_needed_until_something_is_drawn(task: str) -> None:
     done = without_display(task)
     *_, started, refused = done.stdout.splitlines()
     assert "success" in started and "display" in refused and all(part in refused for part in ADVICE), done.stderr
+    assert "MUJOCO_GL='" not in refused, "nobody set it"
 
 
 @pytest.mark.parametrize(("task", "renderer"), [("ball", "nonsense"), ("metaworld", "disabled")])
