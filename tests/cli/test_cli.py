@@ -58,16 +58,16 @@ def test_a_reader_that_goes_before_the_last_line_is_no_error_either(environment:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_what_nobody_reads_on_stderr_ends_no_run_and_loses_no_result(closed: bool) -> None:
-    reading, writing = os.pipe()
+@pytest.mark.parametrize("how", ["closed", "pipe", "terminal"])
+def test_what_nobody_reads_on_stderr_ends_no_run_and_loses_no_result(how: str) -> None:
+    reading, writing = os.openpty() if how == "terminal" else os.pipe()
     os.close(reading)
     script = (
         "from specact.cli.output import progress_lines, remark; lines = progress_lines(0.0)\n"
         "for step in range(3): lines('steps', step, 2); remark('a warning', warn=True)\n"
         "print('the summary')"
     )
-    command = ["sh", "-c", 'exec "$@"' + " 2>&-" * closed, "sh", sys.executable, "-c", script]
+    command = ["sh", "-c", 'exec "$@"' + " 2>&-" * (how == "closed"), "sh", sys.executable, "-c", script]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writing, timeout=600, check=False)
     os.close(writing)
     assert (done.returncode, done.stdout) == (0, b"the summary\n")

@@ -41,10 +41,8 @@ class Proxy(Options):
         listen_host, listen_port = _end_point("listen", self.listen)
         if port == 0:
             raise ConfigError("--target needs the server's port, which cannot be 0")
-        if (
-            not self.allow_remote
-            and not ipaddress.ip_address(resolve(listen_host, listen_port)[1][0].split("%")[0]).is_loopback
-        ):
+        address = resolve(listen_host, listen_port)[1][0].partition("%")[0]
+        if not self.allow_remote and not ipaddress.ip_address(address).is_loopback:
             raise ConfigError(
                 f"--listen {self.listen} can be reached from other machines, and the relay has no authentication; "
                 "listen on 127.0.0.1, or add --allow-remote"

@@ -37,7 +37,10 @@ def say(result: str | Table) -> None:
 
 def remark(line: str, *, warn: bool = False) -> None:
     """Prints a line on stderr, so that stdout holds the result and nothing else."""
-    remarks.print(line, style="yellow" if warn else None, highlight=False, soft_wrap=True)
+    try:
+        remarks.print(line, style="yellow" if warn else None, highlight=False, soft_wrap=True)
+    except OSError:  # its terminal was closed
+        remarks.quiet = True
 
 
 def print_error(message: str) -> None:
