@@ -327,10 +327,12 @@ def test_a_server_cannot_have_more_accepted_than_is_executed(pair: Pair[Any]) ->
     assert len(outcome.actions) == outcome.accepted == pair.execute < 16
 
 
-@pytest.mark.parametrize(("name", "number", "said"), [("checks", 1, "no block"), ("checks", 3, "0 to 2")])
-def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], name: str, number: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("checks", "level", "said"), [(1, 0.1, "no block"), (2, 0.0, "noise levels"), (3, 0.1, "0 to 2")]
+)
+def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], checks: int, level: float, said: str) -> None:
     arrays = arrays_of(pair, RoundRequest(True))
-    arrays[name][:] = number
+    arrays["checks"][:], arrays["levels"][:] = checks, level
     answer = respond(pair.composed(block=None).exchange, arrays)
     assert isinstance(answer, WireError) and answer.code == "bad_message" and said in str(answer)
 

@@ -482,10 +482,11 @@ class FlashExchange(ChunkExchange):
         drafted = arrays["drafted"] if arrays["checks"][0] == _DRAFTED else None
         if drafted is None and target.block is None:
             return bad("this server's target has no block that drafts; start it with a bundle that has one")
-        levels = tuple(arrays["levels"][arrays["levels"] > 0.0].tolist())
+        if not (levels := tuple(arrays["levels"][arrays["levels"] > 0.0].tolist())):
+            return bad("a check needs noise levels, of which at least one is above 0")
         within, guarded, steps, known = (arrays[name][0].item() for name in ("within", "guarded", "steps", "known"))
         held = arrays["held"][: len(target.settings.grippers)] if known else None
-        wanted = RoundRequest(False, drafted, Check(levels or (1.0,), within, guarded), steps, held)
+        wanted = RoundRequest(False, drafted, Check(levels, within, guarded), steps, held)
         return self._reply(target.answer(request.window, request.address).round(wanted))
 
     def _reply(self, reply: Round) -> Arrays:

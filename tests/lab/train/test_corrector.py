@@ -98,6 +98,14 @@ def test_what_was_seen_then_tells_where_the_target_wanted_to_go(tmp_path: Path) 
     assert errors["corrector"] < 0.75 * errors["newest"]
 
 
+def test_a_damaged_rollout_is_named(tmp_path: Path) -> None:
+    damaged = tmp_path / "rollouts" / "00000.safetensors"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"00000\.safetensors.*delete it"):
+        train(recipe(), Path(), tmp_path, quiet)
+
+
 def test_the_controls_are_the_same_network(trained: TrainingResult, tmp_path: Path) -> None:
     results = {}
     for method in ("draft", "newest"):

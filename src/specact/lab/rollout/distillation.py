@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from specact.rng import Role, StepAddress, stream, streams
 from specact.systems.corrector import corrected
 from specact.types import Chunk
 
+Recorded = TypeVar("Recorded")
 # Every round has its own million of episodes.
 _ROUND = 1_000_000
 # Columns of tables that are kept: of the steps of all families, and of stale rollouts.
@@ -220,18 +221,16 @@ def record_rollouts(
 
 
 def read_rollouts(files: Iterable[Path]) -> TokenRollouts:
-    """Reads and concatenates files.
+    """Reads and concatenates files; ConfigError if one is damaged."""
+    return TokenRollouts(**concatenated([vars(read_recorded(file, TokenRollouts)) for file in files]))
 
-    Raises:
-        ConfigError: if one is damaged.
-    """
-    parts = []
-    for file in files:
-        try:
-            parts.append(TokenRollouts(**load_file(file)))
-        except (SafetensorError, TypeError) as error:
-            raise ConfigError(f"{file} is damaged ({error}); delete it to record it again") from None
-    return TokenRollouts(**concatenated([vars(part) for part in parts]))
+
+def read_recorded(file: Path, kind: Callable[..., Recorded]) -> Recorded:
+    """A file of :func:`record_rollouts`, of whose columns ``kind`` is made; ConfigError if it is damaged."""
+    try:
+        return kind(**load_file(file))
+    except (SafetensorError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged ({error}); delete it to record it again") from None
 
 
 def record_tokens(target: str, env: str, seed: int, folder: Path, number: int) -> None:

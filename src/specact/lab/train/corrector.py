@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from msgspec import structs
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from specact.bundle.bundle import find_bundle
@@ -27,7 +26,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.pair import stored_source
 from specact.families.chunks.sources import kind_of_source
 from specact.lab.envs import env_of, load_task
-from specact.lab.rollout.distillation import Column, data_of, join, record_rollouts, record_stale
+from specact.lab.rollout.distillation import Column, data_of, join, read_recorded, record_rollouts, record_stale
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.attention import Observing, Statistics, module_name
 from specact.lab.train.dataset import Windows, moments
@@ -261,7 +260,7 @@ class CorrectorTraining(FromDemonstrations):
 
     def _of_rollouts(self, files: Sequence[Path]) -> Steps:
         # Camera frames stay on disk.
-        data = join([data_of(load_file(file), self.out / "frames", int(file.stem)) for file in files])
+        data = join([data_of(read_recorded(file, dict), self.out / "frames", int(file.stem)) for file in files])
         chunk = self.units.from_environment(data.outputs["chunk"])
         return Steps(data.observation, data.outputs["step"], chunk, chunk[:, 0])
 
