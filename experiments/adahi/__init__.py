@@ -131,9 +131,10 @@ def _evaluations(pair: str, run: Run) -> Iterator[Cell]:
 
 def imitated(evaluation: Evaluation, data: Path | None, folder: Path, run: Run) -> dict[str, Any]:
     """An evaluation's summary, in which ``mse`` of a method is its error along 100 held-out demonstrations."""
-    summary, pair, gates = evaluated(evaluation, folder, run, None), load_pair(evaluation.source), read_gates(folder)
-    _, episodes = split_demonstrations(demonstrations_of(pair), data)
+    pair = load_pair(evaluation.source)
+    _, episodes = split_demonstrations(demonstrations_of(pair), data)  # first, because they may be missing
     episodes = episodes.select(np.arange(min(100, len(episodes))))
+    summary, gates = evaluated(evaluation, folder, run, None), read_gates(folder)
     for method in evaluation.resolved:
         result = run_open_loop(pair, method, gates[method.name], episodes, run.pool, run.seed)
         summary["methods"][method.name]["mse"] = result.summary
