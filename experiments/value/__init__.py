@@ -38,7 +38,7 @@ RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
 # Per pair the states branched in each of so many episodes per rate, on average.
 PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 5}, 40
 # Of gates in closed loop: episodes, in parts; those that a threshold is from.
-GATED, JUDGED, PARTS, CALIBRATION = "swarm", 100, 2, 20
+GATED, JUDGED, PARTS, CALIBRATION = "swarm", 200, 4, 20
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
 FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
