@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.grid import Cell, Run
+from experiments.grid import ROOT, Cell, Run, bundle_in, specact, trained
 from experiments.value import heads, settings, tables
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.gates import Gate, Random
@@ -37,8 +37,11 @@ report = tables.report
 RATES, CONTINUATIONS, TOGETHER = (0.1, 0.2, 0.4, 0.6), 8, 256
 # Per pair the states branched in each of so many episodes per rate, on average.
 PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 5}, 40
-# Of gates in closed loop: episodes, in parts; those that a threshold is from.
+# Of gates in closed loop: episodes, in parts; those that a threshold is from; rates of each training of the pair.
 GATED, JUDGED, PARTS, CALIBRATION = "swarm", 200, 4, 20
+TRAININGS = {"": RATES, "-1": (0.2,), "-2": (0.2,)}
+# Lessons of a further training's learned gate; what its bundle holds.
+LESSONS, BUNDLE = 50_000, '[bundles]\nswarm = ["target", "draft"]\n'
 SCORES = {"deviation": "adahi", "uncertainty": "uncertainty", "learned": "learned", "rejection": "oracle"}
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
 FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
@@ -54,11 +57,15 @@ def plan(run: Run) -> Iterator[Cell]:
     for name in PAIRS:
         for rate in RATES:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
-    for rate in RATES:
-        for part in range(PARTS):
-            yield Cell(f"gate/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part))
-        for gate in ("random", *SCORES):
-            yield Cell(f"gate/{rate}/{gate}", partial(gated, rate, gate, 0, range(JUDGED)))
+    for training, rates in TRAININGS.items():
+        if training:
+            yield Cell(f"gate{training}/pair", partial(train, training))
+        for rate in rates:
+            for part in range(PARTS):
+                yield Cell(f"gate{training}/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part, training))
+            for gate in ("random", *SCORES):
+                work = partial(gated, rate, gate, 0, range(JUDGED), training)
+                yield Cell(f"gate{training}/{rate}/{gate}", work)
     for path, (parts, *_) in PATHS.items():
         for part in range(parts):
             yield Cell(f"collect/{HEADED}/{path}/{part}", partial(collect, HEADED, path, part))
@@ -68,10 +75,10 @@ def plan(run: Run) -> Iterator[Cell]:
         ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
     ):
         for gate in gates:
-            yield Cell(f"{name}/{HEADED}/{gate}", partial(gated, HEADED, gate, 0, episodes))
+            yield Cell(f"{name}/{HEADED}/{gate}", partial(gated, HEADED, gate, 0, episodes, ""))
         for gate in fitted:
             for seed in range(SEEDS):
-                yield Cell(f"{name}/{HEADED}/{gate}/{seed}", partial(gated, HEADED, gate, seed, episodes))
+                yield Cell(f"{name}/{HEADED}/{gate}/{seed}", partial(gated, HEADED, gate, seed, episodes, ""))
     yield from settings.plan()
 
 
@@ -272,12 +279,25 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     return cell | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
 
 
-def greedy(rate: float, part: int, folder: Path, run: Run) -> dict[str, Any]:
+def train(training: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Draft, target and learned gate of one more training."""
+    recipe = (ROOT / "recipes" / f"{GATED}.toml").read_text()
+    path = trained(f"seed = {training[1:]}\n{recipe.partition('[policies.target_sampled]')[0]}{BUNDLE}", folder, run)
+    specact("calibrate", path, "--gate", "learned", "--rate", TRAININGS[training][0], "--lessons", run.few(LESSONS))
+    return {}
+
+
+def gated_pair(training: str, run: Run) -> Pair[Any]:
+    """The pair whose gates run in closed loop, of a training."""
+    return load_pair(bundle_in(run.out / f"gate{training}/pair") if training else GATED)
+
+
+def greedy(rate: float, part: int, training: str, folder: Path, run: Run) -> dict[str, Any]:
     """Part of the episodes of the greedy gate: it asks where the oracle's estimate is largest, on its own path.
 
     The threshold is that of states of other episodes, those of the base gate.
     """
-    pair = load_pair(GATED)
+    pair = gated_pair(training, run)
     family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
     others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
     calibration = branched(others, family, rng, run, PAIRS[GATED])
@@ -320,15 +340,15 @@ def valued(rows: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def wanted(rate: float, run: Run) -> float:
+def wanted(rate: float, training: str, run: Run) -> float:
     """The rate that the greedy gate had."""
-    parts = [run.result(f"gate/{rate}/{tables.ORACLE}/{part}") for part in range(PARTS)]
+    parts = [run.result(f"gate{training}/{rate}/{tables.ORACLE}/{part}") for part in range(PARTS)]
     return float(sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts))
 
 
 def compared(rate: float, folder: Path, run: Run) -> dict[str, Any]:
     """First-order gains of heads, each fitted on other episodes; the best candidate is chosen by them."""
-    rows, share = collected(rate, run), wanted(rate, run)
+    rows, share = collected(rate, run), wanted(rate, "", run)
     inferences = len(rows["value"]) / len(np.unique(rows["episode"]))
 
     def scores(head: heads.Head) -> NDArray[np.float64]:
@@ -359,10 +379,11 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
     return lambda known, rng: float(predict(head.inputs({name: values[None] for name, values in known.items()}))[0])
 
 
-def gated(rate: float, gate: str, seed: int, episodes: range, folder: Path, run: Run) -> dict[str, Any]:
+def gated(rate: float, gate: str, seed: int, episodes: range, training: str, folder: Path, run: Run) -> dict[str, Any]:
     """Episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
     alone = gate == tables.DRAFT
-    pair, share = load_pair(DISTILLED if alone else GATED), 0.0 if alone else wanted(rate, run)
+    pair = load_pair(DISTILLED) if alone else gated_pair(training, run)
+    share = 0.0 if alone else wanted(rate, training, run)
     family, by = rollout_of(pair, HYBRID), None if alone or gate == "random" else score_of(rate, gate, seed, run)
 
     def play(episodes: Sequence[int], cut: tuple[float, float] | None) -> tuple[str, dict[str, NDArray[Any]]]:

@@ -119,8 +119,11 @@ def report(results: Mapping[str, Any]) -> Report:
             add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
         return figure
 
-    tests, gates = closed_loop(results["gate"])
-    retests, further = closed_loop(results["fresh"], ", new episodes")
+    trained = sorted(name for name in results if name.partition("-")[0] == "gate")
+    loops = [closed_loop(results[name], name.replace("gate-", ", training ").removeprefix("gate")) for name in trained]
+    tests, gates = one_family([test for loop, _ in loops for test in loop]), [row for _, loop in loops for row in loop]
+    loop, further = closed_loop(results["fresh"], ", new episodes")
+    retests = one_family(loop)
     learnt = []
     for rate, cell in results["heads"].items():
         sees = {name: head.about for name, head in heads.all_of(cell["chosen"]).items()}
@@ -129,7 +132,7 @@ def report(results: Mapping[str, Any]) -> Report:
         learnt += [{"wanted": rate, "score": name, "sees": sees.get(name, "-"), **cell[name]} for name in names]
     facts: dict[str, Any] = {
         "gated": gates[0]["episodes"], "heads": results["heads"],
-        "gates": {f"{row['gate']} {row['rate']}": row for row in gates},
+        "gates": {f"{row['gate']} {row['on']}": row for row in gates},
         "again": {f"{row['gate']} {row['rate']}": row for row in further},
         "retest": {f"{row['first']} - {row['second']} {row['on'].partition(',')[0]}": row for row in retests},
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
@@ -145,7 +148,7 @@ def report(results: Mapping[str, Any]) -> Report:
     closed = Table(
         "gates", f"Gates on swarm in closed loop, on the same {facts['gated']} episodes; others at the rate that the "
         "greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
-        "wanted rate | gate | asked | success", "{rate} | {gate} | {asked:.3f} | {success:ci2}", gates,
+        "wanted rate | gate | asked | success", "{on} | {gate} | {asked:.3f} | {success:ci2}", gates,
     )  # fmt: skip
     fresh = Table(
         "fresh", f"The same on {further[0]['episodes']} further episodes, which no choice was made on; of heads the "
@@ -178,10 +181,10 @@ def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[s
             single = len(parts) == 1 or gate == ORACLE
             interval = wilson(int(won[gate].sum()), len(won[gate])) if single else bootstrap_interval(won[gate])
             share = sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts)
-            row = {"rate": rate, "gate": gate, "success": vars(interval), "asked": share, "episodes": len(won[gate])}
-            rows.append(row)
+            row = {"gate": gate, "success": vars(interval), "asked": share, "episodes": len(won[gate])}
+            rows.append({"rate": rate, "on": rate + suffix, **row})
         pairs = [(ORACLE, name) for name in won if name != ORACLE] if ORACLE in won else []
         pairs += [(name, "random") for name in won if name not in (ORACLE, "random", DRAFT)]
         pairs += [pair for pair in CONTROLS if set(pair) <= set(won)]
         tests += under(f"{rate}{suffix}", paired(won, pairs))
-    return one_family(tests), rows
+    return tests, rows
