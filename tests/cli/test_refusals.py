@@ -73,6 +73,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("tised swep", "perhaps sweep"),
         ("tised", "sweep, analyse, levers"),
         ("pair --drft x", "perhaps --draft"),
+        ("run --pair=ball", "leave out --pair"),
         ("pair --draft x", "--out"),
         ("run ball --rate soon", "'soon'"),
         ("run ball --stop-action 0 0 pusht", "'0 0 pusht'"),

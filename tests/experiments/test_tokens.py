@@ -182,6 +182,7 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
     calibrated = pair.composed(drafters=fitted(settings))
     gate = VerifySkip.for_pair(calibrated, 0.0)
     assert (gate.threshold, gate.reach) == (0.5, 2)
+    assert VerifySkip.for_pair(calibrated, 0.0, reach=5).reach == 5
     # Where the head drafts, nothing is skipped.
     slow = pair.composed(decoding=DECODINGS["heisd"], drafters=fitted(replace(settings, fast=2.0)))
     assert all(record.decision.transmit for record in driven(slow, VerifySkip(0.01, reach=3), 5))

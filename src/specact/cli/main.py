@@ -142,6 +142,8 @@ def _refuse(verb: str, options: Any, given: Sequence[str], event: Any) -> None:
                 every = ", all words up to the next option" if takes.nargs == "*" else ""
                 kinds = " or ".join(dict.fromkeys(re.findall(r"[\w-]+", takes.metavar)))
                 said = f"{name} takes {kinds}{every}; got {typed[1] if typed else ''!r}"
+                if any(word.partition("=")[0] == f"--{name}" for word in given):
+                    said = f"{name} is typed by itself; leave out --{name}"
     if said:
         raise ConfigError(f"{said}; see specact {verb} --help")
 

@@ -300,7 +300,7 @@ class VerifySkip(Similarity):
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
         gate = super().for_pair(pair, threshold, **settings)
         skip: SkipRule = pair.parts.drafters.settings.skip
-        gate.threshold, gate.reach = 1.0 - skip.similarity, skip.distance
+        gate.threshold, gate.reach = 1.0 - skip.similarity, settings.get("reach", skip.distance)
         return gate
 
 
