@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.controller import AUDIT_RATE, delay
-from experiments.grid import ROOT, Cell, Run
+from experiments.grid import ROOT, Cell, Experiment, Run
+from experiments.measure import from_digits
 from experiments.value import targets
 from experiments.value.targets import COLUMNS, EPISODES, EXECUTED, GATES, RATES, SUITE, Setting
 from specact.gates import Gate
@@ -31,12 +32,6 @@ RECORDED = "metaworld-scene"
 SEES_SCENE = Path(__file__).with_name("scene.toml").read_text()
 # At the first rate: at most three skips in a row, as helped on LIBERO.
 LIMITED, LIMIT = ("random", "adahi"), ("max_skips=3",)
-# How often the draft alone fails, of tasks in which it does so in more than a tenth of 20 other episodes; of a pair
-# with it: specact eval PAIR --env metaworld --methods draft --episodes 200 --seed 2.
-FAILS = {
-    "button-press-topdown-v3": 0.35, "peg-insert-side-v3": 0.95, "pick-place-v3": 1.0, "push-v3": 0.95,
-    "reach-v3": 0.65, "window-open-v3": 0.15,
-}  # fmt: skip
 
 
 class Unlisted(Gate):
@@ -66,9 +61,16 @@ class Weakest(Gate):
         return failing(proposal) + 1e-3 * rng.random()
 
 
+@cache
+def fails() -> dict[str, float]:
+    """How often the draft alone fails, by instruction, as stored; of tasks in which it does so in more than a tenth."""
+    shares = Experiment.load("value").stored()["scene"]["fails"]
+    return {INSTRUCTIONS[task]: share for task, share in shares.items() if share > 0.1}
+
+
 def failing(proposal: Proposal) -> float:
     """How often the draft alone fails in the task of an inference."""
-    return {INSTRUCTIONS[task]: share for task, share in FAILS.items()}.get(str(proposal.window.instruction), 0.0)
+    return fails().get(str(proposal.window.instruction), 0.0)
 
 
 def draft_recipe(data: str, sees: str = '"image.corner2", "image.gripper", "state"') -> str:
@@ -117,8 +119,17 @@ def plan() -> Iterator[Cell]:
         yield from setting.plan()
     for name, (policy, steps) in targets.ALONE.items():
         yield Cell(f"unknown/{name}", partial(targets.alone, policy, steps))
+    yield Cell("scene/fails", failed)
     yield Cell("unknown/limit", limited)
     yield Cell("unknown/alarm", alarm)
+
+
+def failed(folder: Path, run: Run) -> dict[str, float]:
+    """How often the draft alone fails in each task, in other episodes."""
+    pair, others = targets.pair_of(targets.DRAFT, targets.TARGET, folder), replace(run, seed=run.seed + 1)
+    won = from_digits(targets.succeeded(pair, ("draft",), RATES[0], folder, others)["draft"]["won"])
+    tasks = enumerate(targets.TASKS[: len(won)])
+    return {task: round(1.0 - won[at :: len(targets.TASKS)].mean(), 2) for at, task in tasks}
 
 
 def limited(folder: Path, run: Run) -> dict[str, Any]:
