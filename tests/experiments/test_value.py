@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.controller import AUDIT_RATE
-from experiments.value import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
+from experiments.value.branches import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
 from experiments.value.settings import CAMERA, SCENE, UNKNOWN, Unlisted, Weak, Weakest, fails, noticed, skips
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
