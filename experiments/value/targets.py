@@ -186,6 +186,7 @@ def report(setting: Setting, results: Mapping[str, Any]) -> Report:
             first, random, *lists = (label(name, rate) for name in (gate, control, *setting.lists))
             rivals = [rival for rival in (random, "draft", *SERVERLESS, *lists) if rival != first]
             tests |= {(first, rival): None for rival in rivals if {first, rival} <= won.keys()}
+            tests |= {(random, "draft"): None} if {random, "draft"} <= won.keys() else {}
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
     family = one_family(
