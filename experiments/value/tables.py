@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import add_series, points_of
+from experiments.figures import Point, add_series, points_of
 from experiments.measure import from_digits, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads
@@ -111,19 +111,19 @@ def report(results: Mapping[str, Any]) -> Report:
     scores = ("deviation", "learned", "rejection", HEAD, ORACLE)
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
 
-    def draw() -> Figure:
-        figure = Figure(figsize=(4.4 * len(pairs), 3.4), layout="constrained")
-        for axes, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
-            rates = [row for row in rows if row["pair"] == pair]
-            series = {name: points_of({row["rate"]: row[name] for row in rates}) for name in scores}
-            add_series(axes, series, "share of inferences that ask", "first-order gain over random", pair)
-        return figure
-
-    trained = sorted(name for name in results if name.partition("-")[0] == "gate")
-    loops = [closed_loop(results[name], name.replace("gate-", ", training ").removeprefix("gate")) for name in trained]
-    tests, gates = one_family([test for loop, _ in loops for test in loop]), [row for _, loop in loops for row in loop]
-    loop, further = closed_loop(results["fresh"], ", new episodes")
-    retests = one_family(loop)
+    gained = {
+        pair: {name: points_of({row["rate"]: row[name] for row in rows if row["pair"] == pair}) for name in scores}
+        for pair in pairs
+    }
+    trainings = {
+        name.replace("gate-", ", training ").removeprefix("gate"): rates for name, rates in sorted(results.items())
+        if name.partition("-")[0] == "gate"
+    }  # fmt: skip
+    loops = {training: closed_loop(rates, training) for training, rates in trainings.items()}
+    tests = one_family([test for contrasts, _ in loops.values() for test in contrasts])
+    gates = [row for _, loop in loops.values() for row in loop]
+    contrasts, further = closed_loop(results["fresh"], ", new episodes")
+    retests = one_family(contrasts)
     learnt = []
     for rate, cell in results["heads"].items():
         sees = {name: head.about for name, head in heads.all_of(cell["chosen"]).items()}
@@ -165,7 +165,30 @@ def report(results: Mapping[str, Any]) -> Report:
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
     tables += [table for _, report in knows for table in report.tables]
     shown = {setting.knows: report.tables[0].rows for setting, report in knows}
-    return Report(tables, facts, [Picture("value.svg", draw), Picture("knows.svg", partial(draw_settings, shown))])
+    succeeded = {
+        f"swarm{training}": {
+            name: points_of({row["asked"]: row["success"] for row in loop if row["gate"] == name})
+            for name in (ORACLE, "random", *scores[:3])
+        }
+        for training, (_, loop) in loops.items()
+    }
+    pictures = [
+        Picture("knows.svg", partial(draw_settings, shown)), Picture("loop.svg", partial(draw, succeeded, "success")),
+        Picture("value.svg", partial(draw, gained, "first-order gain over random")),
+    ]  # fmt: skip
+    return Report(tables, facts, pictures)
+
+
+def draw(panels: Mapping[str, Mapping[str, Sequence[Point]]], y: str) -> Figure:
+    """Series over the share that asks, one panel beside the other."""
+    columns = 2 if len(panels) == 4 else len(panels)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns, 3.4 * lines), layout="constrained")
+    for place, (title, series) in enumerate(panels.items(), 1):
+        styled = {"adahi" if name == "deviation" else name: points for name, points in series.items()}
+        axes, names = figure.add_subplot(lines, columns, place), {"adahi": "deviation"}
+        add_series(axes, styled, "share of inferences that ask", y, title, names)
+    return figure
 
 
 def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
