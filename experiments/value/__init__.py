@@ -37,8 +37,8 @@ LESSONS, BUNDLE = 50_000, '[bundles]\nswarm = ["target", "draft"]\n'
 FRESH, DISTILLED, RIVALS = range(100, 300), "swarm-distilled", (tables.HEAD, "time head")
 SEEDS = 3  # of a head
 HEAD = heads.Head("what a device sees", heads.everything)  # of the states of every pair
-# Of heads: the rate, episodes of a part that they are fitted on, and of each path parts, first episode, continuations.
-HEADED, COLLECTED, PATHS = 0.1, 25, {"greedy": (1, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
+# Of heads: the rates, episodes of a part that they are fitted on, and of each path parts, first episode, continuations.
+HEADED, COLLECTED, PATHS = (0.1, 0.2), 25, {"greedy": (1, 1050, CONTINUATIONS), "base": (4, 1100, 2)}
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -55,19 +55,20 @@ def plan(run: Run) -> Iterator[Cell]:
             for gate in ("random", *SCORES):
                 work = partial(gated, rate, gate, 0, range(JUDGED), training)
                 yield Cell(f"gate{training}/{rate}/{gate}", work)
-    for path, (parts, *_) in PATHS.items():
-        for part in range(parts):
-            yield Cell(f"collect/{HEADED}/{path}/{part}", partial(collect, HEADED, path, part))
-    yield Cell(f"heads/{HEADED}", partial(compared, HEADED))
-    for name, episodes, gates, fitted in (
-        ("gate", range(JUDGED), (tables.SCHEDULE, tables.PERIODIC), tables.HEADS),
-        ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
-    ):
-        for gate in gates:
-            yield Cell(f"{name}/{HEADED}/{gate}", partial(gated, HEADED, gate, 0, episodes, ""))
-        for gate in fitted:
-            for seed in range(SEEDS):
-                yield Cell(f"{name}/{HEADED}/{gate}/{seed}", partial(gated, HEADED, gate, seed, episodes, ""))
+    for rate in HEADED:
+        for path, (parts, *_) in PATHS.items():
+            for part in range(parts):
+                yield Cell(f"collect/{rate}/{path}/{part}", partial(collect, rate, path, part))
+        yield Cell(f"heads/{rate}", partial(compared, rate))
+        for name, episodes, gates, fitted in (
+            ("gate", range(JUDGED), (tables.SCHEDULE, tables.PERIODIC), tables.HEADS),
+            ("fresh", FRESH, ("random", "deviation", tables.PERIODIC, tables.DRAFT), RIVALS),
+        ):
+            for gate in gates:
+                yield Cell(f"{name}/{rate}/{gate}", partial(gated, rate, gate, 0, episodes, ""))
+            for gate in fitted:
+                for seed in range(SEEDS):
+                    yield Cell(f"{name}/{rate}/{gate}/{seed}", partial(gated, rate, gate, seed, episodes, ""))
     yield from settings.plan()
 
 
