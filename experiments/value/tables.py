@@ -173,7 +173,7 @@ def report(results: Mapping[str, Any]) -> Report:
         for training, (_, loop) in loops.items()
     }
     pictures = [
-        Picture("knows.svg", partial(draw_settings, shown)), Picture("loop.svg", partial(draw, succeeded, "success")),
+        Picture("knows.svg", partial(draw_settings, shown)), Picture("value-loop.svg", partial(draw, succeeded, "success")),
         Picture("value.svg", partial(draw, gained, "first-order gain over random")),
     ]  # fmt: skip
     return Report(tables, facts, pictures)
