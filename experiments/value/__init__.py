@@ -27,7 +27,7 @@ from specact.rng import Role, stream
 report = tables.report
 RATES = (0.1, 0.2, 0.4, 0.6)
 # Per pair the states branched in each of so many episodes per rate, on average.
-PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 5}, 40
+PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 20}, 40
 # Of gates in closed loop: episodes, in parts; those that a threshold is from; rates of each training of the pair.
 GATED, JUDGED, PARTS, CALIBRATION = "swarm", 200, 4, 20
 TRAININGS = {"": RATES, "-1": (0.2, 0.1), "-2": (0.2, 0.1)}
