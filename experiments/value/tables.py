@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.figures import Point, add_series, points_of
+from experiments.grid import Experiment
 from experiments.measure import from_digits, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under
 from experiments.value import heads
@@ -162,6 +163,8 @@ def report(results: Mapping[str, Any]) -> Report:
     )  # fmt: skip
     knows = [(setting, compared(setting, results[setting.name])) for setting in SETTINGS if setting.name in results]
     facts |= {setting.name: report.facts for setting, report in knows}
+    libero = Experiment.load("libero")
+    facts["libero"] = libero.published.facts
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
     tables += [table for _, report in knows for table in report.tables]
     shown = {setting.knows: report.tables[0].rows for setting, report in knows}
@@ -173,10 +176,11 @@ def report(results: Mapping[str, Any]) -> Report:
         for training, (_, loop) in loops.items()
     }
     pictures = [
-        Picture("knows.svg", partial(draw_settings, shown)), Picture("value-loop.svg", partial(draw, succeeded, "success")),
+        Picture("knows.svg", partial(draw_settings, shown)),
+        Picture("value-loop.svg", partial(draw, succeeded, "success")),
         Picture("value.svg", partial(draw, gained, "first-order gain over random")),
     ]  # fmt: skip
-    return Report(tables, facts, pictures)
+    return Report(tables, facts, pictures, libero.elsewhere("libero-spatial-state/*"))
 
 
 def draw(panels: Mapping[str, Mapping[str, Sequence[Point]]], y: str) -> Figure:
