@@ -28,9 +28,9 @@ report = tables.report
 RATES = (0.1, 0.2, 0.4, 0.6)
 # Per pair the states branched in each of so many episodes per rate, on average.
 PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 20}, 40
-# Of gates in closed loop: episodes, in parts; those that a threshold is from; rates of each training of the pair.
+# Of gates in closed loop: episodes, in parts; those that a threshold is from; rates of pairs, and of further trainings.
 GATED, JUDGED, PARTS, CALIBRATION = "swarm", 200, 4, 20
-TRAININGS = {"": RATES, "-1": (0.2, 0.1), "-2": (0.2, 0.1)}
+LOOPS = {"": RATES, "-1": (0.2,), "-2": (0.2,), "-ball": (0.2, 0.1)}
 # Lessons of a further training's learned gate; what its bundle holds.
 LESSONS, BUNDLE = 50_000, '[bundles]\nswarm = ["target", "draft"]\n'
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
@@ -46,15 +46,14 @@ def plan(run: Run) -> Iterator[Cell]:
     for name in PAIRS:
         for rate in RATES:
             yield Cell(f"oracle/{name}/{rate}", partial(oracle, name, rate))
-    for training, rates in TRAININGS.items():
-        if training:
-            yield Cell(f"gate{training}/pair", partial(train, training))
+    for loop, rates in LOOPS.items():
+        if loop[1:].isdigit():
+            yield Cell(f"gate{loop}/pair", partial(train, loop))
         for rate in rates:
             for part in range(PARTS):
-                yield Cell(f"gate{training}/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part, training))
+                yield Cell(f"gate{loop}/{rate}/{tables.ORACLE}/{part}", partial(greedy, rate, part, loop))
             for gate in ("random", *SCORES):
-                work = partial(gated, rate, gate, 0, range(JUDGED), training)
-                yield Cell(f"gate{training}/{rate}/{gate}", work)
+                yield Cell(f"gate{loop}/{rate}/{gate}", partial(gated, rate, gate, 0, range(JUDGED), loop))
     for rate in HEADED:
         for path, (parts, *_) in PATHS.items():
             for part in range(parts):
@@ -85,28 +84,28 @@ def oracle(name: str, rate: float, folder: Path, run: Run) -> dict[str, Any]:
     return cell | tables.summary(rows["episode"], scores, differences(rows["ends"]), rate, inferences / len(robots))
 
 
-def train(training: str, folder: Path, run: Run) -> dict[str, Any]:
+def train(loop: str, folder: Path, run: Run) -> dict[str, Any]:
     """Draft, target and learned gate of one more training."""
     recipe = (ROOT / "recipes" / f"{GATED}.toml").read_text()
-    path = trained(f"seed = {training[1:]}\n{recipe.partition('[policies.target_sampled]')[0]}{BUNDLE}", folder, run)
-    specact("calibrate", path, "--gate", "learned", "--rate", TRAININGS[training][0], "--lessons", run.few(LESSONS))
+    path = trained(f"seed = {loop[1:]}\n{recipe.partition('[policies.target_sampled]')[0]}{BUNDLE}", folder, run)
+    specact("calibrate", path, "--gate", "learned", "--rate", LOOPS[loop][0], "--lessons", run.few(LESSONS))
     return {}
 
 
-def gated_pair(training: str, run: Run) -> Pair[Any]:
-    """The pair whose gates run in closed loop, of a training."""
-    return load_pair(bundle_in(run.out / f"gate{training}/pair") if training else GATED)
+def gated_pair(loop: str, run: Run) -> Pair[Any]:
+    """The pair whose gates run in closed loop."""
+    return load_pair(bundle_in(run.out / f"gate{loop}/pair") if loop[1:].isdigit() else loop[1:] or GATED)
 
 
-def greedy(rate: float, part: int, training: str, folder: Path, run: Run) -> dict[str, Any]:
+def greedy(rate: float, part: int, loop: str, folder: Path, run: Run) -> dict[str, Any]:
     """Part of the episodes of the greedy gate: it asks where the oracle's estimate is largest, on its own path.
 
     The threshold is that of states of other episodes, those of the base gate.
     """
-    pair = gated_pair(training, run)
+    pair = gated_pair(loop, run)
     family, count, rng = rollout_of(pair, HYBRID), run.few(JUDGED // PARTS), stream(run.seed, Role.DATA)
     others = robots_of(pair, rate, run.seed, calibrating(run, CALIBRATION), family)
-    calibration = branched(others, family, rng, run, PAIRS[GATED])
+    calibration = branched(others, family, rng, run, PAIRS[pair.name])
     cut = threshold_for_rate(differences(calibration["ends"]).mean(1), rate)
     robots = robots_of(pair, rate, run.seed, range(part * count, (part + 1) * count), family)
     rows = branched(robots, family, rng, run, cut=cut)
@@ -146,9 +145,9 @@ def valued(rows: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def wanted(rate: float, training: str, run: Run) -> float:
+def wanted(rate: float, loop: str, run: Run) -> float:
     """The rate that the greedy gate had."""
-    parts = [run.result(f"gate{training}/{rate}/{tables.ORACLE}/{part}") for part in range(PARTS)]
+    parts = [run.result(f"gate{loop}/{rate}/{tables.ORACLE}/{part}") for part in range(PARTS)]
     return float(sum(part["asked"] for part in parts) / sum(part["inferences"] for part in parts))
 
 
@@ -185,11 +184,11 @@ def score_of(rate: float, gate: str, seed: int, run: Run) -> Callable[[Mapping[s
     return lambda known, rng: float(predict(head.inputs({name: values[None] for name, values in known.items()}))[0])
 
 
-def gated(rate: float, gate: str, seed: int, episodes: range, training: str, folder: Path, run: Run) -> dict[str, Any]:
+def gated(rate: float, gate: str, seed: int, episodes: range, loop: str, folder: Path, run: Run) -> dict[str, Any]:
     """Episodes under another gate, at the rate that the greedy one had; thresholds are of other episodes."""
     alone = gate == tables.DRAFT
-    pair = load_pair(DISTILLED) if alone else gated_pair(training, run)
-    share = 0.0 if alone else wanted(rate, training, run)
+    pair = load_pair(DISTILLED) if alone else gated_pair(loop, run)
+    share = 0.0 if alone else wanted(rate, loop, run)
     family, by = rollout_of(pair, HYBRID), None if alone or gate == "random" else score_of(rate, gate, seed, run)
 
     def play(episodes: Sequence[int], cut: tuple[float, float] | None) -> tuple[str, dict[str, NDArray[Any]]]:

@@ -116,11 +116,9 @@ def report(results: Mapping[str, Any]) -> Report:
         pair: {name: points_of({row["rate"]: row[name] for row in rows if row["pair"] == pair}) for name in scores}
         for pair in pairs
     }
-    trainings = {
-        name.replace("gate-", ", training ").removeprefix("gate"): rates for name, rates in sorted(results.items())
-        if name.partition("-")[0] == "gate"
-    }  # fmt: skip
-    loops = {training: closed_loop(rates, training) for training, rates in trainings.items()}
+    # By what is said of the rates: of a further training, or of another pair.
+    on = {"gate": "", **{f"gate-{name}": f", {'training ' * name.isdigit()}{name}" for name in ("1", "2", *pairs)}}
+    loops = {on[name]: closed_loop(rates, on[name]) for name, rates in sorted(results.items()) if name in on}
     tests = one_family([test for contrasts, _ in loops.values() for test in contrasts])
     gates = [row for _, loop in loops.values() for row in loop]
     contrasts, further = closed_loop(results["fresh"], ", new episodes")
@@ -169,11 +167,11 @@ def report(results: Mapping[str, Any]) -> Report:
     tables += [table for _, report in knows for table in report.tables]
     shown = {setting.knows: report.tables[0].rows for setting, report in knows}
     succeeded = {
-        f"swarm{training}": {
+        title.strip(", ") or "swarm": {
             name: points_of({row["asked"]: row["success"] for row in loop if row["gate"] == name})
             for name in (ORACLE, "random", *scores[:3])
         }
-        for training, (_, loop) in loops.items()
+        for title, (_, loop) in loops.items()
     }
     pictures = [
         Picture("knows.svg", partial(draw_settings, shown)),
