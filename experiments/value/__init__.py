@@ -30,7 +30,7 @@ RATES = (0.1, 0.2, 0.4, 0.6)
 PAIRS, EPISODES = {"ball": 10, "swarm": 10, "relocate": 10, "peg": 20}, 40
 # Of gates in closed loop: episodes, in parts; those that a threshold is from; rates of pairs, and of further trainings.
 GATED, JUDGED, PARTS, CALIBRATION = "swarm", 200, 4, 20
-LOOPS = {"": RATES, "-1": (0.2,), "-2": (0.2,), "-ball": (0.2, 0.1)}
+LOOPS = {"": RATES, "-1": (0.2,), "-2": (0.2,), "-ball": (0.2,)}
 # Lessons of a further training's learned gate; what its bundle holds.
 LESSONS, BUNDLE = 50_000, '[bundles]\nswarm = ["target", "draft"]\n'
 # On episodes that no choice was made on: the chosen head and its rivals, and a distilled draft of the same size alone.
