@@ -145,8 +145,8 @@ def report(results: Mapping[str, Any]) -> Report:
         facts[pair] |= {f"{name} above": sum(row[name]["low"] > 0 for row in rates) for name in scores}
         facts[pair] |= {f"{name} below": sum(row[name]["high"] < 0 for row in rates) for name in scores}
     closed = Table(
-        "gates", f"Gates in closed loop, on swarm if no pair is named, on the same {facts['gated']} episodes; others at "
-        "the rate that the greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
+        "gates", f"Gates in closed loop, on swarm if no pair is named, on the same {facts['gated']} episodes; others "
+        "at the rate that the greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
         "wanted rate | gate | asked | success", "{on} | {gate} | {asked:.3f} | {success:ci2}", gates,
     )  # fmt: skip
     fresh = Table(
