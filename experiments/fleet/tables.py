@@ -108,7 +108,7 @@ def report(results: Mapping[str, Any]) -> Report:
         return figure
 
     fleet = won_of(rows[-1])
-    facts: dict[str, Any] = {"contrasts": len(family), "episodes": fleet.size, "robots": len(fleet)}
+    facts: dict[str, Any] = {"episodes": fleet.size, "robots": len(fleet)}
     for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS}.items():
         part = [row for row in family if (row["first"], row["second"]) in chosen]
         facts[name] = {"all": len(part), "better": len(significant(part, 1)), "worse": len(significant(part, -1))}

@@ -137,13 +137,11 @@ def report(results: Mapping[str, Any]) -> Report:
         "greedy": {f"{row['second']} {row['on']}": row for row in tests if row["first"] == ORACLE},
         "test": {f"{row['first']} - {row['second']} {row['on']}": row for row in tests},
         "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
-        "states": sum(row["states"] for row in rows), "episodes": rows[0]["episodes"],
+        "states": sum(row["states"] for row in rows),
     }  # fmt: skip
     for pair in pairs:
         rates = [row for row in rows if row["pair"] == pair]
         facts[pair] = {"rates": len(rates), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in rates)}
-        facts[pair] |= {f"{name} above": sum(row[name]["low"] > 0 for row in rates) for name in scores}
-        facts[pair] |= {f"{name} below": sum(row[name]["high"] < 0 for row in rates) for name in scores}
     closed = Table(
         "gates", f"Gates in closed loop, on swarm if no pair is named, on the same {facts['gated']} episodes; others "
         "at the rate that the greedy gate of the oracle had. Thresholds are of other episodes. 95 % intervals.",
