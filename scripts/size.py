@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/server": (1_100, 1_454),
     f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
-    f"{SRC}/cli": (2_000, 2_699),
+    f"{SRC}/cli": (2_000, 2_701),
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_697),
     f"{SRC}/lab/envs": (2_700, 3_202),
@@ -31,9 +31,9 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_865),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_166),
-    "experiments": (4_500, 9_267),
+    "experiments": (4_500, 9_347),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 34_020),
+    "tests": (27_000, 34_025),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
