@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from experiments.figures import Point, add_series, points_of
 from experiments.grid import Experiment
 from experiments.measure import from_digits, paired
-from experiments.report import Picture, Report, Table, contrast_table, one_family, under
+from experiments.report import Picture, Report, Table, contrast_table, one_family, under, verdict
 from experiments.value import heads
 from experiments.value.settings import SETTINGS
 from experiments.value.targets import draw as draw_settings
@@ -139,6 +139,12 @@ def report(results: Mapping[str, Any]) -> Report:
         "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
         "states": sum(row["states"] for row in rows),
     }  # fmt: skip
+    trainings = [f"0.2{title}" for title in loops if title[2:] not in pairs]
+    facts["trainings"] = len(trainings)
+    facts["worse"] = {
+        gate: sum(verdict(facts["test"][f"{gate} - random {on}"]) == "worse than" for on in trainings)
+        for gate in ("rejection", "learned", "uncertainty", "deviation")
+    }
     for pair in pairs:
         rates = [row for row in rows if row["pair"] == pair]
         facts[pair] = {"rates": len(rates), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in rates)}
