@@ -171,7 +171,7 @@ def report(results: Mapping[str, Any]) -> Report:
     tables += [table for _, report in knows for table in report.tables]
     shown = {setting.knows: report.tables[0].rows for setting, report in knows}
     succeeded = {
-        title.strip(", ") or "swarm": {
+        title[2:] if title[2:] in pairs else f"swarm{title}": {
             name: points_of({row["asked"]: row["success"] for row in loop if row["gate"] == name})
             for name in (ORACLE, "random", *scores[:3])
         }
