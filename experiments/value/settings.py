@@ -171,10 +171,10 @@ def skips(steps: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], dict[str, 
     return rows[0], rows[1]
 
 
-def noticed(known: Mapping[str, Any], other: Mapping[str, Any], level: float) -> dict[str, Any]:
-    """Median and ninth decile of the audits until the alarm, over a hundred lives whose audits are drawn anew."""
+def noticed(known: Mapping[str, Any], other: Mapping[str, Any], level: float, most: int = 100_000) -> dict[str, Any]:
+    """Median and ninth decile of the audits until the alarm, at ``most``, in a hundred lives with audits drawn anew."""
     rng = np.random.default_rng(0)
-    audits = [delay(known["kept"], other["kept"], level, rng) for _ in range(100)]
+    audits = [delay(known["kept"], other["kept"], level, rng, most) for _ in range(100)]
     return {
         "false": audits.count(0), "audits": np.quantile(audits, (0.5, 0.9)).tolist(),
         "inferences": float(np.median(audits) / AUDIT_RATE / other["share"]), "each": float(other["each"]),
