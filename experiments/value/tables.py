@@ -116,8 +116,9 @@ def report(results: Mapping[str, Any]) -> Report:
         for pair in pairs
     }
     # By what is said of the rates: of a further training, or of another pair.
-    on = {"gate": "", **{f"gate-{name}": f", {'training ' * name.isdigit()}{name}" for name in ("1", "2", *pairs)}}
-    loops = {on[name]: closed_loop(rates, on[name]) for name, rates in sorted(results.items()) if name in on}
+    named = {name: name[5:] for name in sorted(results) if name.partition("-")[0] == "gate"}
+    on = {name: f", {'training ' * end.isdigit()}{end}" if end else "" for name, end in named.items()}
+    loops = {title: closed_loop(results[name], title) for name, title in on.items()}
     tests = one_family([test for contrasts, _ in loops.values() for test in contrasts])
     gates = [row for _, loop in loops.values() for row in loop]
     contrasts, further = closed_loop(results["fresh"], ", new episodes")
@@ -138,12 +139,11 @@ def report(results: Mapping[str, Any]) -> Report:
         "cells": len(rows), "threshold": DEAD, "dead": sum(row["verdict"] == "dead" for row in rows),
         "states": sum(row["states"] for row in rows),
     }  # fmt: skip
-    trainings = [f"0.2{title}" for title in loops if title[2:] not in pairs]
-    facts["trainings"] = len(trainings)
-    facts["worse"] = {
-        gate: sum(verdict(facts["test"][f"{gate} - random {on}"]) == "worse than" for on in trainings)
+    trained = [f"0.2{title}" for title in loops if title[2:] not in pairs]
+    facts |= {"trainings": len(trained), "worse": {
+        gate: sum(verdict(facts["test"][f"{gate} - random {on}"]) == "worse than" for on in trained)
         for gate in ("rejection", "learned", "uncertainty", "deviation")
-    }
+    }}  # fmt: skip
     for pair in pairs:
         rates = [row for row in rows if row["pair"] == pair]
         facts[pair] = {"rates": len(rates), "beyond": sum(row[ORACLE]["low"] > row[SHUFFLED]["high"] for row in rates)}
@@ -164,8 +164,8 @@ def report(results: Mapping[str, Any]) -> Report:
     )  # fmt: skip
     knows = [(setting, compared(setting, results[setting.name])) for setting in SETTINGS if setting.name in results]
     facts |= {setting.name: report.facts for setting, report in knows}
-    libero = Experiment.load("libero")
-    facts["libero"] = libero.published.facts
+    libero, adahi = (Experiment.load(name) for name in ("libero", "adahi"))
+    facts |= {"libero": libero.published.facts, "alone": adahi.stored()["ball"]["table"]["methods"]["head_draft"]}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
     tables += [table for _, report in knows for table in report.tables]
     shown = {setting.knows: report.tables[0].rows for setting, report in knows}
@@ -182,7 +182,7 @@ def report(results: Mapping[str, Any]) -> Report:
         Picture("value.svg", partial(draw, gained, "first-order gain over random")),
     ]  # fmt: skip
     elsewhere = libero.elsewhere("libero-spatial-state/full") | libero.elsewhere("libero-spatial-flow-60/full")
-    return Report(tables, facts, pictures, elsewhere)
+    return Report(tables, facts, pictures, elsewhere | adahi.elsewhere("ball/table"))
 
 
 def draw(panels: Mapping[str, Mapping[str, Sequence[Point]]], y: str) -> Figure:
