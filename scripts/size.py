@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_166),
     "experiments": (4_500, 9_353),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 34_025),
+    "tests": (27_000, 34_038),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

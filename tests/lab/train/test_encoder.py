@@ -25,6 +25,7 @@ from specact.lab.train.encoder import (
     Smaller,
     encoder_stage,
     learned,
+    shifted,
 )
 from specact.lab.train.loop import run
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
@@ -92,6 +93,18 @@ def test_frames_of_a_window_are_moved_alike_and_in_training_alone() -> None:
         assert not torch.allclose(moved, still)
         features = embedding.encoder(frames.flatten(0, 1)).unflatten(0, (8, 4))
         torch.testing.assert_close(embedding.train()(features), still)
+
+
+def test_a_moved_frame_is_a_crop_of_the_frame_with_its_edges_replicated() -> None:
+    frames = np.random.default_rng(0).integers(256, size=(64, 9, 7, 3), dtype=np.uint8)
+    moved = shifted(torch.from_numpy(frames), 2).numpy()
+    corners = set()
+    for frame, after in zip(frames, moved, strict=True):
+        padded = np.pad(frame, ((2, 2), (2, 2), (0, 0)), mode="edge")
+        crops = {(y, x): padded[y : y + 9, x : x + 7] for y in range(5) for x in range(5)}
+        corners |= {corner for corner, crop in crops.items() if np.array_equal(crop, after)}
+    # All that is missing of 25 corners after 64 draws: 2 expected, more than 10 in one run of 10^5.
+    assert len(corners) > 14
 
 
 def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:

@@ -105,23 +105,23 @@ def embedding(recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> Ima
 
 
 def shifted(frames: Tensor, most: int) -> Tensor:
-    """Random-shift augmentation of frames ``[B, ..., H, W, 3]``: one shift per sample, with replicated edges.
-
-    See Yarats et al. 2021.
-    """
+    """Frames ``[B, ..., H, W, 3]``, each sample shifted at random, edges replicated (Yarats et al. 2021)."""
     batch, (height, width) = len(frames), frames.shape[-3:-1]
-    where = frames.device
-    rows, columns = torch.randint(-most, most + 1, (2, batch, 1), device=where)
-    rows = (torch.arange(height, device=where) + rows).clamp(0, height - 1)
-    columns = (torch.arange(width, device=where) + columns).clamp(0, width - 1)
-    flat = frames.reshape(batch, -1, height, width, 3)
-    moved = flat[torch.arange(batch, device=where)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return moved.movedim(3, 1).reshape(frames.shape)
+    flat = frames.reshape(batch, -1, height, 3 * width)
+    wide = torch.cat([flat[..., :3].repeat(1, 1, 1, most), flat, flat[..., -3:].repeat(1, 1, 1, most)], 3)
+    above, below = (edge.expand(-1, -1, most, -1) for edge in (wide[:, :, :1], wide[:, :, -1:]))
+    padded, corners = torch.cat([above, wide, below], 2), torch.randint(2 * most + 1, (2, batch), device=frames.device)
+    # Slices are copied by rows; a gather of pixels takes twenty times as long.
+    moved = [
+        image[:, row : row + height, 3 * column : 3 * (column + width)]
+        for image, row, column in zip(padded, *corners.tolist(), strict=True)
+    ]
+    return torch.stack(moved).reshape(frames.shape)
 
 
 def _scaled(frames: Tensor) -> Tensor:
     """Frames ``[N, H, W, 3]`` as centred floats, channels first, ``[N, 3, H, W]``."""
-    return frames.permute(0, 3, 1, 2).float() / 255.0 - 0.5
+    return frames.permute(0, 3, 1, 2).float().div_(255.0).sub_(0.5)  # in place: a third of the time
 
 
 def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: int) -> tuple[list[nn.Module], int, int]:
