@@ -1,13 +1,14 @@
-"""Three settings in which the target knows what the device cannot: a task, the scene, and a second camera.
+"""Settings in which the target knows what the device cannot: tasks, the scene, and a second camera in two suites.
 
 ``--data`` is the folder of their recordings. Of five tasks, for a draft that never saw the others, one for each:
 ``specact data record --env metaworld/TASK --out DATA/metaworld-TASK --episodes 150 --noise 0.4``. With scenes and
 frames of all ten: ``specact data record --env metaworld --privileged --noise 0.4 --episodes 150 --out
-DATA/metaworld-scene``.
+DATA/metaworld-scene``. Those of LIBERO-Object are made as ``recipes/libero-object-draft.toml`` says.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -21,7 +22,7 @@ from experiments.controller import AUDIT_RATE, delay
 from experiments.grid import ROOT, Cell, Experiment, Run
 from experiments.measure import from_digits
 from experiments.value import targets
-from experiments.value.targets import COLUMNS, EPISODES, EXECUTED, GATES, RATES, SUITE, Setting
+from experiments.value.targets import COLUMNS, GATES, METAWORLD, OBJECT, RATES, Setting, Suite
 from specact.gates import Gate
 from specact.lab.envs.metaworld import INSTRUCTIONS
 from specact.lab.evaluation.run import read_table
@@ -73,24 +74,26 @@ def failing(proposal: Proposal) -> float:
     return fails().get(str(proposal.window.instruction), 0.0)
 
 
-def draft_recipe(data: str, sees: str = '"image.corner2", "image.gripper", "state"') -> str:
-    """The package's recipe of a draft, with other recordings, or with other observations."""
-    text = (ROOT / "recipes" / f"{targets.DRAFT}.toml").read_text()
-    text = text.replace('"image.corner2", "image.gripper", "state"', sees)
-    return text.replace(f'data = ["{SUITE}"]', f"data = [{data}]")
+def draft_recipe(suite: Suite, **changes: str) -> str:
+    """The package's recipe of a draft, with other values of these names."""
+    text = (ROOT / "recipes" / f"{suite.draft}.toml").read_text()
+    for name, value in changes.items():
+        text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+    return text
 
 
 LIST = Method("list", f"{__name__}:Unlisted", "asks on every task that the draft was not trained on")
 WEAK = tuple(
     Method(gate.__name__.lower(), f"{__name__}:{gate.__name__}", str(gate.__doc__)) for gate in (Weak, Weakest)
 )
-HAND = draft_recipe(f'"{RECORDED}"', '"image.gripper", "state"')
+HAND = draft_recipe(METAWORLD, data=f'["{RECORDED}"]', sees='["image.gripper", "state"]')
+WRIST = draft_recipe(OBJECT, sees='["image.wrist", "state"]')
 UNKNOWN = Setting(
     "unknown", "five more tasks",
-    f"{EPISODES} paired episodes of Meta-World, half of them of tasks that the draft knows; "
+    f"{METAWORLD.episodes} paired episodes of Meta-World, half of them of tasks that the draft knows; "
     "share of inferences that asked there and on the other tasks; AUROC of the score for other tasks. `list` asks "
     "on all of these. Where the draft has several trainings intervals are over these, too; one number: the first.",
-    "draft", draft_recipe(", ".join(f'"{SUITE}-{task}"' for task in targets.KNOWN)),
+    "draft", draft_recipe(METAWORLD, data=str([f"{METAWORLD.name}-{task}" for task in targets.KNOWN])),
     methods=("draft", "target_on_device", LIST, random_control(LIST), *GATES[2:]), lists=("list",),
     columns={
         "method": COLUMNS["method"], "success": COLUMNS["success"], "by training": COLUMNS["by training"],
@@ -100,17 +103,23 @@ UNKNOWN = Setting(
 )  # fmt: skip
 SCENE = Setting(
     "scene", "the scene",
-    f"{EPISODES} paired episodes of Meta-World by a draft of all ten tasks that sees cameras, before a target that "
-    "is fed the scene; share of inferences that asked. `target_on_device` is the target alone, which no device can "
-    "be. `weak` asks at random in tasks in which the draft fails, `weakest` where it fails most.",
-    "target", SEES_SCENE, draft_recipe(f'"{RECORDED}"'), (*GATES, *WEAK), tuple(method.name for method in WEAK),
+    f"{METAWORLD.episodes} paired episodes of Meta-World by a draft of all ten tasks that sees cameras, before a "
+    "target that is fed the scene; share of inferences that asked. `target_on_device` is the target alone, which no "
+    "device can be. `weak` asks at random in tasks in which the draft fails, `weakest` where it fails most.",
+    "target", SEES_SCENE, draft_recipe(METAWORLD, data=f'["{RECORDED}"]'), (*GATES, *WEAK),
+    tuple(method.name for method in WEAK),
 )  # fmt: skip
 CAMERA = Setting(
     "camera", "one more camera",
-    f"{EPISODES} paired episodes of Meta-World by a draft that sees the hand's camera, before a target that sees the "
-    "fixed one, too.", "draft", HAND, HAND,
+    f"{METAWORLD.episodes} paired episodes of Meta-World by a draft that sees the hand's camera, before a target that "
+    "sees the fixed one, too.", "draft", HAND, HAND,
 )  # fmt: skip
-SETTINGS = (UNKNOWN, SCENE, CAMERA)
+FIXED = Setting(
+    "object", "the fixed camera",
+    f"{OBJECT.episodes} paired episodes of LIBERO-Object, in initial states of the benchmark, by a draft that sees the "
+    "hand's camera, before a target that sees the fixed one, too.", "draft", WRIST, WRIST, suite=OBJECT,
+)  # fmt: skip
+SETTINGS = (UNKNOWN, SCENE, CAMERA, FIXED)
 
 
 def plan() -> Iterator[Cell]:
@@ -126,7 +135,7 @@ def plan() -> Iterator[Cell]:
 
 def failed(folder: Path, run: Run) -> dict[str, float]:
     """How often the draft alone fails in each task, in other episodes."""
-    pair, others = targets.pair_of(targets.DRAFT, targets.TARGET, folder), replace(run, seed=run.seed + 1)
+    pair, others = targets.pair_of(METAWORLD.draft, METAWORLD.target, folder), replace(run, seed=run.seed + 1)
     won = from_digits(targets.succeeded(pair, ("draft",), RATES[0], folder, others)["draft"]["won"])
     tasks = enumerate(targets.TASKS[: len(won)])
     return {task: round(1.0 - won[at :: len(targets.TASKS)].mean(), 2) for at, task in tasks}
@@ -164,8 +173,9 @@ def skips(steps: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], dict[str, 
     rows = list[dict[str, Any]]()
     for tasks in (steps["episode"] % 2 == 0, steps["episode"] % 2 == 1):
         skipped = tasks & ~steps["transmitted"]
+        kept = steps["prefix"][skipped] >= METAWORLD.execute
         rows.append({
-            "distance": steps["distance"][skipped], "kept": (steps["prefix"][skipped] >= EXECUTED).astype(float),
+            "distance": steps["distance"][skipped], "kept": kept.astype(float),
             "share": skipped.sum() / tasks.sum(), "each": tasks.sum() / len(np.unique(steps["episode"][tasks])),
         })  # fmt: skip
     return rows[0], rows[1]

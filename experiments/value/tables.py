@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.figures import Point, add_series, points_of
+from experiments.figures import points_of
 from experiments.grid import Experiment
 from experiments.measure import from_digits, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under, verdict
 from experiments.value import heads
 from experiments.value.settings import SETTINGS
-from experiments.value.targets import draw as draw_settings
+from experiments.value.targets import SHOWN, draw, series_of
 from experiments.value.targets import report as compared
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
 from specact.types import Floats
@@ -109,12 +108,15 @@ def report(results: Mapping[str, Any]) -> Report:
         "{pair} | {rate} | {deviation:+ci2} | {uncertainty:+ci2} | {learned:+ci2} | {rejection:+ci2} | "
         "{value head:+ci2}", rows,
     )  # fmt: skip
-    scores = ("deviation", "learned", "rejection", HEAD, ORACLE)
+    # The deviation has the colour of ADAHI, whose score it is.
+    styles = {"adahi": "deviation", **{name: name for name in ("learned", "rejection", HEAD, ORACLE)}}
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
     gained = {
-        pair: {name: points_of({row["rate"]: row[name] for row in rows if row["pair"] == pair}) for name in scores}
-        for pair in pairs
-    }
+        pair: {
+            style: points_of({row["rate"]: row[name] for row in rows if row["pair"] == pair})
+            for style, name in styles.items()
+        } for pair in pairs
+    }  # fmt: skip
     # By what is said of the rates: of a further training, or of another pair.
     named = {name: name[5:] for name in sorted(results) if name.partition("-")[0] == "gate"}
     on = {name: f", {'training ' * end.isdigit()}{end}" if end else "" for name, end in named.items()}
@@ -168,33 +170,20 @@ def report(results: Mapping[str, Any]) -> Report:
     facts |= {"libero": libero.published.facts, "alone": adahi.stored()["ball"]["table"]["methods"]["head_draft"]}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
     tables += [table for _, report in knows for table in report.tables]
-    shown = {setting.knows: report.tables[0].rows for setting, report in knows}
+    shown = {f"the target knows {setting.knows}": series_of(report.tables[0].rows) for setting, report in knows}
     succeeded = {
         title[2:] if title[2:] in pairs else f"swarm{title}": {
-            name: points_of({row["asked"]: row["success"] for row in loop if row["gate"] == name})
-            for name in (ORACLE, "random", *scores[:3])
-        }
-        for title, (_, loop) in loops.items()
-    }
+            style: points_of({row["asked"]: row["success"] for row in loop if row["gate"] == name})
+            for style, name in {"random": "random", **styles}.items() if name != HEAD
+        } for title, (_, loop) in loops.items()
+    }  # fmt: skip
     pictures = [
-        Picture("knows.svg", partial(draw_settings, shown)),
-        Picture("value-loop.svg", partial(draw, succeeded, "success")),
-        Picture("value.svg", partial(draw, gained, "first-order gain over random")),
+        Picture("knows.svg", partial(draw, shown, "success", SHOWN)),
+        Picture("value-loop.svg", partial(draw, succeeded, "success", styles)),
+        Picture("value.svg", partial(draw, gained, "first-order gain over random", styles)),
     ]  # fmt: skip
     elsewhere = libero.elsewhere("libero-spatial-state/full") | libero.elsewhere("libero-spatial-flow-60/full")
     return Report(tables, facts, pictures, elsewhere | adahi.elsewhere("ball/table"))
-
-
-def draw(panels: Mapping[str, Mapping[str, Sequence[Point]]], y: str) -> Figure:
-    """Series over the share that asks, one panel beside the other."""
-    columns = 2 if len(panels) == 4 else len(panels)
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.4 * columns, 3.4 * lines), layout="constrained")
-    for place, (title, series) in enumerate(panels.items(), 1):
-        styled = {"adahi" if name == "deviation" else name: points for name, points in series.items()}
-        axes, names = figure.add_subplot(lines, columns, place), {"adahi": "deviation"}
-        add_series(axes, styled, "share of inferences that ask", y, title, names)
-    return figure
 
 
 def closed_loop(rates: Mapping[str, Any], suffix: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -25,10 +25,29 @@ from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.statistics import roc_auc, seeds_interval, wilson
 
-SUITE, TARGET, DRAFT = "metaworld", "metaworld-flow", "metaworld-draft"
+
+@dataclass(frozen=True)
+class Suite:
+    """Ten tasks with a target and a draft of the package, which ``execute`` so many actions of a chunk.
+
+    ``episodes`` are paired, ``calibrated`` those of a calibration, ``lessons`` inferences of the learned gate's.
+    """
+
+    name: str
+    target: str
+    draft: str
+    execute: int
+    episodes: int
+    calibrated: int
+    lessons: int
+
+
+METAWORLD = Suite("metaworld", "metaworld-flow", "metaworld-draft", 4, 200, 40, 3000)
+# In initial states of the benchmark. Ten simulators live in a process: give ``--workers 1``.
+OBJECT = Suite("libero-object", "libero-object-flow", "libero-object-draft", 16, 100, 20, 1000)
 TASKS = tuple(INSTRUCTIONS)
 KNOWN = TASKS[::2]  # an episode's task is its number modulo ten: those of even numbers are known
-EPISODES, RATES, LESSONS, EXECUTED = 200, (0.4, 0.2), 3000, 4
+RATES = (0.4, 0.2)
 TRAININGS = ("", "-1", "-2")
 # Slices of the episodes: all, those of known tasks, and those of other tasks.
 SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, None, 2)}
@@ -36,7 +55,7 @@ SHARES = {"success": slice(None), "known": slice(0, None, 2), "other": slice(1, 
 UNRATED, DEVICE = ("draft", "target_on_device", "list", "random_list"), "target_on_device"
 # What needs no server, with its Euler steps: a draft of all ten tasks, of the same size, and the target in one step;
 # and a draft that the target teaches.
-ALONE, DISTILLED = {"draft of ten": (DRAFT, 10), "one step": (TARGET, 1)}, "distilled draft"
+ALONE, DISTILLED = {"draft of ten": (METAWORLD.draft, 10), "one step": (METAWORLD.target, 1)}, "distilled draft"
 SERVERLESS = (*ALONE, DISTILLED)
 GATES = ("draft", DEVICE, "random", "adahi", "random_learned", "learned")
 # Methods of the picture, by the method of other pictures whose colour they have.
@@ -60,6 +79,7 @@ class Setting:
         taught: the recipe of a draft that learns the target's answers.
         methods: at the first rate; at others those that a rate changes.
         lists: names of methods that are controls of every gate.
+        suite: the tasks, and the package's target and draft.
     """
 
     name: str
@@ -71,6 +91,7 @@ class Setting:
     methods: tuple[str | Method, ...] = GATES
     lists: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
+    suite: Suite = METAWORLD
 
     def plan(self) -> Iterator[Cell]:
         """The trainings, the taught draft, and gates at each rate."""
@@ -87,23 +108,24 @@ class Setting:
 
     def distil(self, folder: Path, run: Run) -> dict[str, Any]:
         """A draft that learns the first target's answers, alone."""
-        target = TARGET if self.part == "draft" else self.bundle("", run)
-        return alone(from_recordings(self.taught, folder, run, "--teacher", target), 10, folder, run)
+        target = self.suite.target if self.part == "draft" else self.bundle("", run)
+        taught = from_recordings(self.taught, folder, run, "--teacher", target)
+        return alone(taught, 10, folder, run, self.suite)
 
     def gates(self, rate: float, training: str, folder: Path, run: Run) -> dict[str, Any]:
         """Methods at a rate, whose learned gate is trained first; those that no rate or training changes only once."""
         measured = UNRATED if rate != RATES[0] else (DEVICE,) if training and self.part == "draft" else ()
         methods = tuple(method for method in self.methods if getattr(method, "name", method) not in measured)
-        pair, lessons = self.pair(training, folder, run), run.few(LESSONS)
-        specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", lessons,
-                "--episodes", run.few(40), "--workers", run.pool.workers)  # fmt: skip
-        return succeeded(pair, methods, rate, folder, run)
+        pair, suite = self.pair(training, folder, run), self.suite
+        specact("calibrate", pair, "--gate", "learned", "--rate", rate, "--lessons", run.few(suite.lessons),
+                "--episodes", run.few(suite.calibrated), "--workers", run.pool.workers)  # fmt: skip
+        return succeeded(pair, methods, rate, folder, run, suite=suite)
 
     def pair(self, training: str, folder: Path, run: Run, within: float = 0.0) -> str:
         """Draft and target of a training, in the folder of a cell."""
-        bundle = self.bundle(training, run)
-        draft, target = (bundle, TARGET) if self.part == "draft" else (DRAFT, bundle)
-        return pair_of(draft, target, folder, accept_within=within)
+        bundle, suite = self.bundle(training, run), self.suite
+        draft, target = (bundle, suite.target) if self.part == "draft" else (suite.draft, bundle)
+        return pair_of(draft, target, folder, suite, accept_within=within)
 
     def bundle(self, training: str, run: Run) -> str:
         """What one of the trainings made."""
@@ -117,21 +139,26 @@ def from_recordings(recipe: str, folder: Path, run: Run, *options: str) -> str:
     return str(trained(recipe, folder, run, "--data", data, *options))
 
 
-def alone(policy: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
+def alone(policy: str, steps: int, folder: Path, run: Run, suite: Suite = METAWORLD) -> dict[str, Any]:
     """A policy without a server, in so many steps where it is a flow."""
-    return succeeded(pair_of(policy, policy, folder, target_steps=steps), (DEVICE,), RATES[0], folder, run)
+    pair = pair_of(policy, policy, folder, suite, target_steps=steps)
+    return succeeded(pair, (DEVICE,), RATES[0], folder, run, suite=suite)
 
 
-def pair_of(draft: str, target: str, folder: Path, **settings: Any) -> str:
+def pair_of(draft: str, target: str, folder: Path, suite: Suite = METAWORLD, **settings: Any) -> str:
     """A pair in the folder of a cell, see :class:`~specact.families.chunks.pair.PairSettings`."""
-    return made_pair(folder / "pair", draft, target, execute=EXECUTED, env=SUITE, **settings)
+    return made_pair(folder / "pair", draft, target, execute=suite.execute, env=suite.name, **settings)
 
 
 def succeeded(
-    pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run, options: tuple[str, ...] = ()
-) -> dict[str, Any]:
+    pair: str, methods: tuple[str | Method, ...], rate: float, folder: Path, run: Run, options: tuple[str, ...] = (),
+    suite: Suite = METAWORLD,
+) -> dict[str, Any]:  # fmt: skip
     """Evaluates methods; returns for each who ``won``, its shares that asked, and the AUROC of its score."""
-    evaluation = Evaluation(pair, SUITE, methods, EPISODES, run.seed, rate, gate_options=options, **UNTIMED)
+    evaluation = Evaluation(
+        pair, suite.name, methods, suite.episodes, run.seed, rate, gate_options=options,
+        calibration_episodes=suite.calibrated, **UNTIMED,
+    )  # fmt: skip
     results = dict[str, Any]()
     for name in evaluated(evaluation, folder, run)["methods"]:
         steps = read_table(folder / "steps" / name)
@@ -190,7 +217,10 @@ def report(setting: Setting, results: Mapping[str, Any]) -> Report:
     for rival in ("random limit", "random 0.4", "adahi 0.4", "draft of ten"):
         tests |= {("adahi limit", rival): None} if {"adahi limit", rival} <= won.keys() else {}
     family = one_family(
-        under(f"{SUITE}, {setting.name}", [row for pair in tests for row in paired(matched(won, pair), [pair])])
+        under(
+            f"{setting.suite.name}, {setting.name}",
+            [row for pair in tests for row in paired(matched(won, pair), [pair])],
+        )
     )
     facts = {row["method"]: row for row in rows} | {f"{row['first']} - {row['second']}": row for row in family}
     facts["alarm"] = results.get("alarm")
@@ -199,13 +229,21 @@ def report(setting: Setting, results: Mapping[str, Any]) -> Report:
     return Report([table, contrasts], facts)
 
 
-def draw(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Success over the share that asks, one setting beside the other, by what the target knows."""
-    figure = Figure(figsize=(4.2 * len(groups), 3.4), layout="constrained")
-    for axes, (knows, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
-        series = dict[str, list[Point]]()
-        for style, name in SHOWN.items():
-            shown = [row for row in rows if row["method"].partition(" 0")[0] == name]
-            series[style] = points_of({row["sent"] or 0.0: row["success"] for row in shown})
-        add_series(axes, series, "share of inferences that ask", "success", f"the target knows {knows}", SHOWN)
+def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    """Success over the share that asks, by the style of a method."""
+    return {
+        style: points_of({
+            row["sent"] or 0.0: row["success"] for row in rows if row["method"].partition(" 0")[0] == name
+        }) for style, name in SHOWN.items()
+    }  # fmt: skip
+
+
+def draw(panels: Mapping[str, Mapping[str, Sequence[Point]]], y: str, names: Mapping[str, str]) -> Figure:
+    """Series over the share that asks, one panel beside the other."""
+    columns = 2 if len(panels) == 4 else len(panels)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns, 3.4 * lines), layout="constrained")
+    for place, (title, series) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(lines, columns, place)
+        add_series(axes, series, "share of inferences that ask", y, title, names)
     return figure

@@ -14,7 +14,7 @@ from experiments.value.branches import BaseGate, Branchable, above, begin, diffe
 from experiments.value.heads import all_of, geometry, schedule, summary
 from experiments.value.settings import CAMERA, SCENE, UNKNOWN, Unlisted, Weak, Weakest, fails, noticed, skips
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
-from experiments.value.targets import KNOWN, SUITE, TASKS, report
+from experiments.value.targets import KNOWN, METAWORLD, TASKS, report
 
 from specact.lab.envs import load_task
 from specact.lab.envs.metaworld import INSTRUCTIONS
@@ -202,7 +202,7 @@ def test_the_geometry_of_a_swarm_is_in_order() -> None:
 def test_a_list_of_tasks_asks_on_those_that_the_draft_was_not_trained_on() -> None:
     gate = Unlisted.for_pair(None, 0.0)
     for number, task in enumerate(TASKS):
-        assert load_task(SUITE).start(7919, number) % len(TASKS) == number
+        assert load_task(METAWORLD.name).start(7919, number) % len(TASKS) == number
         proposal = SimpleNamespace(window=SimpleNamespace(instruction=INSTRUCTIONS[task]))
         assert gate.decide(proposal, np.random.default_rng(0)).transmit == (task not in KNOWN)  # type: ignore[arg-type]
 
