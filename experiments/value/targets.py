@@ -28,9 +28,11 @@ from specact.lab.rollout.statistics import roc_auc, seeds_interval, wilson
 
 @dataclass(frozen=True)
 class Suite:
-    """Ten tasks with a target and a draft of the package, which ``execute`` so many actions of a chunk.
+    """Ten tasks, with a target and a draft of the package.
 
-    ``episodes`` are paired, ``calibrated`` those of a calibration, ``lessons`` inferences of the learned gate's.
+    Attributes:
+        execute: actions of a chunk that are played. ``episodes``: those that methods are paired on.
+        calibrated: episodes of a calibration. ``lessons``: inferences that a learned gate is trained on.
     """
 
     name: str
