@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def plan(run: Run) -> Iterator[Cell]:
             yield Cell(f"cadence/{name}/{delay}", partial(choose, METHODS[name], Trial(delay)))
     for steps in corrected.CADENCES:
         yield from (Cell(f"gate/{name}/{steps}", partial(corrected.gated, name, steps)) for name in GATES)
-    yield Cell("errors", corrected.errors)
+    for place, method in corrected.ERRORS.items():
+        yield Cell(f"errors/{place}", partial(corrected.errors, method))
     yield Cell("cost", corrected.cost)
 
 
@@ -205,9 +207,9 @@ def report(results: Results) -> Report:
     tables = tables_of(groups | {"links": [{**row, "link": link} for link in RECORDED for row in groups[link]]})
     if results.get("errors"):
         about = "Root mean square of what the target says now, less its chunk of so many steps before; held out."
-        cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f}"
+        cells = "{on} | {age} | {changed:.3f} | {left:.3f} | {drawn:.3f?}"
         heads = "on | age | as it is | corrected | two answers to one observation"
-        tables.append(Table("errors", about, heads, cells, results["errors"]))
+        tables.append(Table("errors", about, heads, cells, [*chain.from_iterable(results["errors"].values())]))
     tables += [contrast_table(family), contrast_table(gates, "gate-contrasts")]
     tables.append(glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD))
     drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}

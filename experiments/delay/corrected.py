@@ -160,6 +160,9 @@ ON_METAWORLD: dict[str, Corrected] = {
     for device in (HIDDEN, CAMERA) for seed, about in ((1, "second training"), (2, "third training"))
 }  # fmt: skip
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
+ERRORS = {
+    "success": CORRECTED["corrected"], "pusht": PUSHED["corrected"], "metaworld": ON_METAWORLD["corrected_hidden_1"],
+}  # fmt: skip
 
 
 _pair = cache(load_pair)
@@ -231,28 +234,29 @@ def gated(name: str, steps: int, folder: Path, run: Run) -> dict[str, Any]:
     return {"threshold": gate.threshold, **at(gate, run.seed, Trial(GATED_AT).world.episodes)}
 
 
-def errors(folder: Path, run: Run) -> list[dict[str, Any]]:
+def errors(corrector: Corrected, folder: Path, run: Run) -> list[dict[str, Any]]:
     """How far the target's answer is, root mean square, from its chunk as that ages, corrected, and from another draw.
 
     On held-out rollouts, normalised, action by action; in these all answers of an episode have the same random numbers.
+    The target can draw again where the device sees what it sees.
     """
-    rows, rng = list[dict[str, Any]](), np.random.default_rng(run.seed)
-    for corrector in (CORRECTED["corrected"], PUSHED["corrected"]):
-        parts = _pair(corrector.folder(run.out)).parts
-        table = load_file(max((run.out / corrector.needs / "run" / "rollouts").iterdir()))
-        chunk = parts.pair().units.from_environment(table["chunk"])
-        seen = {name: table[OBSERVATION + name] for name in parts.spec.observation.fields}
-        for age in AGES:
-            differences: dict[str, list[NDArray[np.float32]]] = {"changed": [], "left": [], "drawn": []}
-            for at in rng.choice(np.flatnonzero(table["step"] >= age), run.few(400)):
-                then, now = ({name: values[row] for name, values in seen.items()} for row in (at - age, at))
-                better, _ = corrected(parts.network.run, parts.spec, chunk[at - age], age, then, now)
-                differences["changed"].append(chunk[at, 0] - chunk[at - age, age])
-                differences["left"].append(chunk[at, 0] - better)
+    rows, rng, parts = list[dict[str, Any]](), np.random.default_rng(run.seed), _pair(corrector.folder(run.out)).parts
+    table = load_file(max((run.out / corrector.needs / "run" / "rollouts").iterdir()))
+    chunk = parts.pair().units.from_environment(table["chunk"])
+    seen = {name: table[OBSERVATION + name] for name in parts.spec.observation.fields}
+    draws = seen.keys() >= parts.spec.chunks.observation.fields.keys()
+    for age in (age for age in AGES if age < chunk.shape[1]):
+        differences: dict[str, list[NDArray[np.float32]]] = {"changed": [], "left": [], "drawn": []}
+        for at in rng.choice(np.flatnonzero(table["step"] >= age), run.few(400)):
+            then, now = ({name: values[row] for name, values in seen.items()} for row in (at - age, at))
+            better, _ = corrected(parts.network.run, parts.spec, chunk[at - age], age, then, now)
+            differences["changed"].append(chunk[at, 0] - chunk[at - age, age])
+            differences["left"].append(chunk[at, 0] - better)
+            if draws:
                 drawn = [parts.pair().units.from_environment(parts.target.infer(Window(now), rng)[0]) for _ in range(2)]
                 differences["drawn"].append(drawn[0] - drawn[1])
-            rms = {name: float(np.sqrt(np.square(values).mean())) for name, values in differences.items()}
-            rows.append({"on": WORLDS[corrector.world].name, "age": age, **rms})
+        rms = {name: float(np.sqrt(np.square(values).mean())) for name, values in differences.items() if values}
+        rows.append({"on": WORLDS[corrector.world].name, "age": age, "drawn": None, **rms})
     return rows
 
 
