@@ -127,10 +127,12 @@ RIVALS += [("corrected_camera", other) for other in ("aligned", "draft_camera", 
 RIVALS += [("corrected_camera", "corrected_hidden")]
 RIVALS += [(method, "aligned") for method in ("aligned_1", "aligned_8", "corrected_half", "corrected_1", "corrected_2")]
 RIVALS += [("a2c2", "rtc"), ("corrected", "uncorrected"), ("staleness", "cadence"), ("staleness", "random")]
-# Methods of the picture, by the method of other pictures whose colour they have.
+# Methods of the picture in each world, by the method of other pictures whose colour they have.
+_SHOWN = {"random": "append", "hybrid": "aligned", "plain_random": "rtc", "adahi": "corrected_hidden"}
+_GOAL = {**_SHOWN, "learned_action": "rtc_trained", "draft": "corrected", "learned": "draft_hidden"}
 SHOWN = {
-    "random": "append", "hybrid": "aligned", "plain_random": "rtc", "learned_action": "rtc_trained",
-    "draft": "corrected", "adahi": "corrected_hidden", "learned": "draft_hidden",
+    "success": _GOAL, "pusht": _GOAL,
+    "metaworld": {**_SHOWN, "target": "synchronous", "draft": "corrected_camera", "learned": "draft_camera"},
 }  # fmt: skip
 
 
@@ -212,9 +214,8 @@ def report(results: Results) -> Report:
         tables.append(Table("errors", about, heads, cells, [*chain.from_iterable(results["errors"].values())]))
     tables += [contrast_table(family), contrast_table(gates, "gate-contrasts")]
     tables.append(glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD))
-    drawn = {names[place]: groups[place] for place in ("success", "pusht") if groups[place]}
-    picture = Picture("delay-success.svg", partial(draw_delays, drawn))
     facts |= {name: results.get(name) for name in ("cost", "errors")}
+    picture = Picture("delay-success.svg", partial(draw_delays, groups))
     return Report(tables, facts, [picture], also={TABLE: advised(groups)})
 
 
@@ -280,13 +281,13 @@ def tables_of(groups: Mapping[str, list[Row]]) -> list[Table]:
 
 def draw_delays(groups: Mapping[str, list[Row]]) -> Figure:
     """Success over delay, a panel for each world."""
-    figure = Figure(figsize=(4.8 * len(groups), 3.6), layout="constrained")
-    for axes, (name, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
+    figure = Figure(figsize=(4.8 * len(SHOWN), 3.6), layout="constrained")
+    for axes, (place, shown) in zip(figure.subplots(1, len(SHOWN)), SHOWN.items(), strict=True):
         series = {
-            style: points_of({row["at"]: row["success"] for row in rows if row["method"] == method})
-            for style, method in SHOWN.items()
+            style: points_of({row["at"]: row["success"] for row in groups[place] if row["method"] == method})
+            for style, method in shown.items()
         }
-        add_series(axes, series, "delay d [control steps]", "success", name, SHOWN)
+        add_series(axes, series, "delay d [control steps]", "success", WORLDS[place].name, shown)
     return figure
 
 

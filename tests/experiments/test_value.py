@@ -12,7 +12,7 @@ import pytest
 from experiments.controller import AUDIT_RATE
 from experiments.value.branches import BaseGate, Branchable, above, begin, differences, outcomes, robots_of, to_end
 from experiments.value.heads import all_of, geometry, schedule, summary
-from experiments.value.settings import CAMERA, SCENE, UNKNOWN, Unlisted, Weak, Weakest, fails, noticed, skips
+from experiments.value.settings import CAMERA, FIXED, SCENE, UNKNOWN, Unlisted, Weak, Weakest, fails, noticed, skips
 from experiments.value.tables import ORACLE, bound, closed_loop, gain, split_gain
 from experiments.value.targets import KNOWN, METAWORLD, TASKS, report
 
@@ -227,10 +227,12 @@ def test_lists_of_where_the_draft_fails_are_rivals_of_gates_and_ask_there_first(
 def test_a_setting_trains_what_it_says(tmp_path: Path) -> None:
     both, recipes = ["image.corner2", "image.gripper", "state"], dict[str, Any]()
     texts = {"unknown": UNKNOWN.recipe, "scene": SCENE.recipe, "taught": SCENE.taught, "camera": CAMERA.recipe}
+    texts["object"] = FIXED.recipe
     for name, text in texts.items():
         (tmp_path / name).write_text(f"seed = 1\n{text}")
         recipes[name] = load_recipe(tmp_path / name)
     sees = {name: list(recipe.sees) for name, recipe in recipes.items()}
+    assert sees.pop("object") == ["image.wrist", "state"] and list(recipes["object"].data) == ["libero-object"]
     assert sees.pop("camera") == both[1:] and sees.pop("scene") == ["state", "privileged.scene"]
     assert sees == {"unknown": both, "taught": both}
     assert list(recipes["unknown"].data) == [f"metaworld-{task}" for task in KNOWN]
