@@ -110,8 +110,8 @@ def shifted(frames: Tensor, most: int) -> Tensor:
     flat = frames.reshape(batch, -1, height, 3 * width)
     wide = torch.cat([flat[..., :3].repeat(1, 1, 1, most), flat, flat[..., -3:].repeat(1, 1, 1, most)], 3)
     above, below = (edge.expand(-1, -1, most, -1) for edge in (wide[:, :, :1], wide[:, :, -1:]))
-    padded, corners = torch.cat([above, wide, below], 2), torch.randint(2 * most + 1, (2, batch), device=frames.device)
-    # Slices are copied by rows; a gather of pixels takes twenty times as long.
+    padded, corners = torch.cat([above, wide, below], 2), torch.randint(2 * most + 1, (2, batch))
+    # Slices, drawn on the CPU, are copied by rows; a gather of pixels takes twenty times as long.
     moved = [
         image[:, row : row + height, 3 * column : 3 * (column + width)]
         for image, row, column in zip(padded, *corners.tolist(), strict=True)
