@@ -15,7 +15,7 @@ from experiments.measure import from_digits, paired
 from experiments.report import Picture, Report, Table, contrast_table, one_family, under, verdict
 from experiments.value import heads
 from experiments.value.settings import SETTINGS
-from experiments.value.targets import SHOWN, draw, series_of
+from experiments.value.targets import METAWORLD, SHOWN, draw, series_of
 from experiments.value.targets import report as compared
 from specact.lab.rollout.statistics import bootstrap_interval, wilson
 from specact.types import Floats
@@ -170,7 +170,10 @@ def report(results: Mapping[str, Any]) -> Report:
     facts |= {"libero": libero.published.facts, "alone": adahi.stored()["ball"]["table"]["methods"]["head_draft"]}
     tables = [headroom, gains, fitted, closed, contrast_table(tests), fresh, contrast_table(retests, "fresh-contrasts")]
     tables += [table for _, report in knows for table in report.tables]
-    shown = {f"the target knows {setting.knows}": series_of(report.tables[0].rows) for setting, report in knows}
+    shown = {
+        f"the target knows {setting.knows}": series_of(report.tables[0].rows)
+        for setting, report in knows if setting.suite is METAWORLD  # on LIBERO nothing is left to gain
+    }  # fmt: skip
     succeeded = {
         title[2:] if title[2:] in pairs else f"swarm{title}": {
             style: points_of({row["asked"]: row["success"] for row in loop if row["gate"] == name})
