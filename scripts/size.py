@@ -31,9 +31,9 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_865),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_166),
-    "experiments": (4_500, 9_404),
+    "experiments": (4_500, 9_405),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 34_040),
+    "tests": (27_000, 34_046),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

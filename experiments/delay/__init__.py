@@ -280,9 +280,10 @@ def tables_of(groups: Mapping[str, list[Row]]) -> list[Table]:
 
 
 def draw_delays(groups: Mapping[str, list[Row]]) -> Figure:
-    """Success over delay, a panel for each world."""
-    figure = Figure(figsize=(4.8 * len(SHOWN), 3.6), layout="constrained")
-    for axes, (place, shown) in zip(figure.subplots(1, len(SHOWN)), SHOWN.items(), strict=True):
+    """Success over delay, a panel for each world that has rows."""
+    panels = {place: shown for place, shown in SHOWN.items() if groups[place]}
+    figure = Figure(figsize=(4.8 * len(panels), 3.6), layout="constrained")
+    for axes, (place, shown) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         series = {
             style: points_of({row["at"]: row["success"] for row in groups[place] if row["method"] == method})
             for style, method in shown.items()

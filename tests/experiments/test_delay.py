@@ -41,3 +41,9 @@ def test_a_cadence_is_chosen_on_other_episodes_among_those_that_a_chunk_is_long_
     monkeypatch.setattr(delay, "played", played)
     choice = delay.choose(delay.METHODS["aligned"], Trial(4), tmp_path, Run(tmp_path, seed=7))
     assert choice["every"] == 8 and evaluations == [(4, 8, 30), (6, 8, 30), (8, 8, 30), (12, 8, 30), (8, 7, 200)]
+
+
+def test_a_world_without_rows_has_no_panel() -> None:
+    row = {"method": "append", "at": 1, "success": {"mean": 0.5, "low": 0.4, "high": 0.6}}
+    panels = delay.draw_delays({"success": [row], "pusht": [], "metaworld": [row, {**row, "at": 2}]}).axes
+    assert [axes.get_title("left") for axes in panels] == ["ball-chase at pace 0.1", "metaworld"]
