@@ -111,8 +111,8 @@ PLAYED: dict[str, Mapping[str, Alone | Corrected]] = {
         **_at((1, 2, 4), "aligned", "rtc"), **corrected.ON_METAWORLD,
     },
     "libero": {
-        **_at((0, 4, 8), "synchronous"), **_SLOWER, **_at((4, 8), "append", "aligned"), **_at((0, 4, 8), "rtc"),
-        **ON_LIBERO,
+        **_at((0, 1, 2, 4, 8), "synchronous"), **_SLOWER, **_at((1, 2, 4, 8), "append", "aligned"),
+        **_at((0, 4, 8), "rtc"), **ON_LIBERO,
     },
     **dict.fromkeys(RECORDED, {name: METHODS[name] for name in _LINKED} | UNCORRECTED),
 }  # fmt: skip

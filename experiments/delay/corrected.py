@@ -112,6 +112,17 @@ def every(steps: int) -> GateSettings:
 
 
 HIDDEN, CAMERA = "hidden", "camera"
+
+
+def _trained_again(world: str, device: str, delays: tuple[int, ...]) -> dict[str, Corrected]:
+    """Two more trainings of a corrector."""
+    name = f"corrected_{device}".removesuffix("_")
+    seeds = {1: "second training", 2: "third training"}
+    return {
+        f"{name}_{seed}": Corrected(about, "corrector", device, seed, delays, world) for seed, about in seeds.items()
+    }
+
+
 CORRECTED: dict[str, Corrected] = {
     "corrected": Corrected("every action of a chunk corrected by the newest observation", "corrector"),
     "a2c2": Corrected("as published: learned from demonstrations, without a bound, no draft", "a2c2"),
@@ -121,8 +132,7 @@ CORRECTED: dict[str, Corrected] = {
     "newest_hidden": Corrected("control: without what was seen when it asked", "newest", HIDDEN, 0, PARTED),
     "first_hidden": Corrected("control: learned from stale chunks alone", "first", HIDDEN, 0, PARTED),
     "shuffled_hidden": Corrected("control: learned with observations of other steps", "shuffled", HIDDEN, 0, PARTED),
-    "corrected_hidden_1": Corrected("second training", "corrector", HIDDEN, 1, PARTED),
-    "corrected_hidden_2": Corrected("third training", "corrector", HIDDEN, 2, PARTED),
+    **_trained_again("success", HIDDEN, PARTED),
 }
 UNCORRECTED = {
     f"uncorrected{device}": replace(
@@ -140,8 +150,7 @@ PUSHED: dict[str, Corrected] = {
         for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
     },
     **{name: replace(method, world="pusht", delays=(0, 2)) for name, method in _SHARES.items()},
-    "corrected_1": Corrected("second training", "corrector", "", 1, (2,), "pusht"),
-    "corrected_2": Corrected("third training", "corrector", "", 2, (2,), "pusht"),
+    **_trained_again("pusht", "", (2,)),
 }  # fmt: skip
 # The device sees proprioception alone: no camera, and no instruction.
 ON_LIBERO: dict[str, Corrected] = {
@@ -150,15 +159,12 @@ ON_LIBERO: dict[str, Corrected] = {
         ("corrected", CORRECTED["corrected"], (4, 8)), ("uncorrected", UNCORRECTED["uncorrected"], (4, 8)),
         ("draft", CORRECTED["draft"], (4,)),
     )
-}  # fmt: skip
+} | _trained_again("libero", HIDDEN, (4, 8))  # fmt: skip
 # The device sees proprioception, or its hand camera, too.
 ON_METAWORLD: dict[str, Corrected] = {
     f"{name}_{device}": replace((CORRECTED | UNCORRECTED)[name], device=device, world="metaworld", delays=(2, 4))
     for device in (HIDDEN, CAMERA) for name in ("corrected", "draft", "uncorrected")
-} | {
-    f"corrected_{device}_{seed}": Corrected(about, "corrector", device, seed, (4,), "metaworld")
-    for device in (HIDDEN, CAMERA) for seed, about in ((1, "second training"), (2, "third training"))
-}  # fmt: skip
+} | _trained_again("metaworld", HIDDEN, (4,)) | _trained_again("metaworld", CAMERA, (4,))  # fmt: skip
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 ERRORS = {
     "success": CORRECTED["corrected"], "pusht": PUSHED["corrected"], "metaworld": ON_METAWORLD["corrected_hidden_1"],
