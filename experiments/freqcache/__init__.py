@@ -1,4 +1,7 @@
-"""FreqCache on our flow policy with two cameras: reuse, error and time of its variants, and success."""
+"""FreqCache on our flow policies with two cameras: reuse, error and time of its variants, and success.
+
+Those of LIBERO-Object are trained on what their recipe names. Ten simulators live in a process: ``--workers 1``.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,9 @@ from specact.systems.freqcache import Frame, FreqCached, Motion, Plane, RefreshB
 
 # The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
 WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
+# A policy of LIBERO-Object with finer patches, of 8 x 8 pixels, and its methods.
+FINER, SUITE = "libero-object-patches", "libero-object"
+ON_FINER = ("full", "freqcache", "freqcache_random", "freqcache_frozen", "full_5")
 
 
 @dataclass(frozen=True)
@@ -140,14 +146,37 @@ def plan(run: Run) -> Iterator[Cell]:
         methods = tuple(METHODS[name] for name in names)
         yield evaluation_cell(f"{WHOLE}/{cell}", Evaluation(WHOLE, None, methods, episodes, run.seed, shard=10))
     yield Cell("pans", pans)
-    yield Cell(f"{WHOLE}/reuse", measure_reuse)
+    yield Cell(f"{WHOLE}/reuse", partial(measure_reuse, WHOLE))
     if not run.quick:
         yield Cell("smaller", smaller)
+        yield Cell(f"{FINER}/training", train)
+        yield Cell(f"{FINER}/summary", finer)
+        yield Cell(f"{FINER}/reuse", partial(measure_reuse, FINER))
 
 
-def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
+def train(folder: Path, run: Run) -> dict[str, Any]:
+    """The policy with finer patches, which is given the network that FreqCache needs."""
+    data = run.needed(f"the demonstrations of {SUITE}").resolve()
+    policy = trained((ROOT / "recipes" / f"{FINER}.toml").read_text(), folder, run, "--data", data)
+    specact("export", policy, "--refresh", "--out", folder / FINER)
+    return {"fingerprint": load_pair(str(folder / FINER)).fingerprint}
+
+
+def installed(policy: str, run: Run) -> str:
+    """A policy of the package, or the one that is trained here."""
+    return policy if policy != FINER else str(run.out / FINER / "training" / FINER)
+
+
+def finer(folder: Path, run: Run) -> dict[str, Any]:
+    """Success of the policy with finer patches in the benchmark's initial states."""
+    run.result(f"{FINER}/training")
+    methods = tuple(METHODS[name] for name in ON_FINER)
+    return evaluated(Evaluation(installed(FINER, run), SUITE, methods, 100, run.seed, shard=10), folder, run)
+
+
+def measure_reuse(policy: str, folder: Path, run: Run) -> dict[str, Any]:
     """Reuse and costs on the target's own rollouts."""
-    pair = load_pair(WHOLE)
+    pair = load_pair(installed(policy, run))
     windows = windows_of(pair, run.few(10), run.seed)
     return {"fingerprint": pair.fingerprint, "inference": compare_variants(pair, windows, run.seed)}
 
