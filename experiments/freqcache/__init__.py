@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from experiments.figures import draw_series, points_of
 from experiments.flash import METHODS as FULL
-from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, trained
+from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, specact, trained
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, one_family, under
 from specact.families.chunks.flow import FlowNetworks
@@ -351,22 +351,29 @@ def report(results: Results) -> Report:
     """Success, time and reuse of FreqCache, its variants and two simpler ways, and one family of contrasts."""
     summary, reuse, small = results[WHOLE]["summary"], results[WHOLE]["reuse"]["inference"], results["smaller"]
     large = results[WHOLE]["large"]
-    costs = {name.removesuffix("_10"): cost for name, cost in reuse["costs"].items()}
+    costs = costs_of(reuse)
     methods = [{**row, "time": costs.get(row["name"])} for row in methods_of(summary)]
     on_200 = f"{WHOLE}, 200 episodes"
     # FLASH's report tests two steps on more episodes; the larger run here does so for FreqCache and the full policy.
     more = [("full_2", "full"), ("freqcache", "full")]
     kept = [row for row in summary["contrasts"] if (row["first"], row["second"]) not in more]
     few = under(f"{WHOLE}, 50 episodes", kept)
-    contrasts = one_family([*few, *under(on_200, large["contrasts"]), *under(on_200, small["contrasts"])])
+    fine, on_fine = results[FINER], f"{FINER}, 100 episodes"
+    contrasts = one_family([
+        *few, *under(on_200, large["contrasts"]), *under(on_200, small["contrasts"]),
+        *under(on_fine, fine["summary"]["contrasts"]),
+    ])  # fmt: skip
     policies = [
         {"label": label, "success": success, **cost, "time": cost if label.endswith("full") else None}
         for label, success in small["success"].items() for cost in [small["costs"][label.split(" ")[0]]]
     ]  # fmt: skip
+    finer_costs = costs_of(fine["reuse"]["inference"])
     variants = [
-        {"name": name, "reused": None, "cosine": None, "distance": None, **reuse["variants"].get(name, {}),
-         **costs[name], "prefix_ms": costs.get(f"{name}:prefix", costs["prefix"])["ms"]}
-        for name in ("full", "full_5", "full_3", "full_2", *reuse["variants"])
+        {"policy": policy, "name": name, "reused": None, "cosine": None, "distance": None,
+         **measured["variants"].get(name, {}), **spent[name],
+         "prefix_ms": spent.get(f"{name}:prefix", spent["prefix"])["ms"]}
+        for policy, measured, spent in ((WHOLE, reuse, costs), (FINER, fine["reuse"]["inference"], finer_costs))
+        for name in ("full", "full_5", "full_3", "full_2", *measured["variants"])
     ]  # fmt: skip
     moves = [{"window": window, **row} for window, rows in results["pans"].items() for row in rows]
     tables = [
@@ -376,6 +383,10 @@ def report(results: Results) -> Report:
         Table("smaller", f"Smaller frames and FreqCache in {small['episodes']} paired episodes; time beside `full`.",
               "policy and method | tokens | success | time",
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
+        Table("finer", f"{FINER} in 100 paired episodes, in the benchmark's initial states; time beside `full`.",
+              "method | success | time | tokens reused",
+              "`{name}` | {success:ci2} | {time:ci2} | {reused:.2f}",
+              [{**row, "time": finer_costs[row["name"]]} for row in methods_of(fine["summary"])]),
         glossary(METHODS),
         Table("variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
               "chunk, time.", rows=variants),
@@ -385,12 +396,17 @@ def report(results: Results) -> Report:
         contrast_table(contrasts, family="success on 50 and on 200 episodes"),
     ]  # fmt: skip
     facts: dict[str, Any] = {
-        "large_" * (row["on"] == on_200) + f"{row['first']}_{row['second']}".replace(" ", "_").replace("-", "_"): row
+        {on_200: "large_", on_fine: "finer_"}.get(row["on"], "")
+        + f"{row['first']}_{row['second']}".replace(" ", "_").replace("-", "_"): row
         for row in contrasts
     }
     facts |= {
         "cost": costs, "small": {row["label"]: row for row in policies}, "small_episodes": small["episodes"],
         "cameras": reuse["cameras"], "variants": reuse["variants"],
+        "finer": {
+            **fine["summary"]["methods"], "cost": finer_costs, "cameras": fine["reuse"]["inference"]["cameras"],
+            "variants": fine["reuse"]["inference"]["variants"],
+        },
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
     }  # fmt: skip
     for window in ("Hann", "none"):
@@ -401,6 +417,11 @@ def report(results: Results) -> Report:
             "most_wrong": max(wrong),
         }  # fmt: skip
     return Report(tables, facts, [Picture("freqcache.svg", partial(draw, methods))])
+
+
+def costs_of(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Costs of a policy's variants, of which ten steps are the full one."""
+    return {name.removesuffix("_10"): cost for name, cost in measured["costs"].items()}
 
 
 def draw(methods: Sequence[Mapping[str, Any]]) -> Figure:
