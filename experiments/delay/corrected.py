@@ -114,12 +114,11 @@ def every(steps: int) -> GateSettings:
 HIDDEN, CAMERA = "hidden", "camera"
 
 
-def _trained_again(world: str, device: str, delays: tuple[int, ...]) -> dict[str, Corrected]:
-    """Two more trainings of a corrector."""
-    name = f"corrected_{device}".removesuffix("_")
+def _trained_again(name: str, method: Corrected, delays: tuple[int, ...]) -> dict[str, Corrected]:
+    """Two more trainings of a method."""
     seeds = {1: "second training", 2: "third training"}
     return {
-        f"{name}_{seed}": Corrected(about, "corrector", device, seed, delays, world) for seed, about in seeds.items()
+        f"{name}_{seed}": replace(method, about=about, training=seed, delays=delays) for seed, about in seeds.items()
     }
 
 
@@ -132,8 +131,8 @@ CORRECTED: dict[str, Corrected] = {
     "newest_hidden": Corrected("control: without what was seen when it asked", "newest", HIDDEN, 0, PARTED),
     "first_hidden": Corrected("control: learned from stale chunks alone", "first", HIDDEN, 0, PARTED),
     "shuffled_hidden": Corrected("control: learned with observations of other steps", "shuffled", HIDDEN, 0, PARTED),
-    **_trained_again("success", HIDDEN, PARTED),
 }
+CORRECTED |= _trained_again("corrected_hidden", CORRECTED["corrected_hidden"], PARTED)
 UNCORRECTED = {
     f"uncorrected{device}": replace(
         CORRECTED[f"corrected{device}"], about="control: chunks as they are, or draft", scale=0.0
@@ -150,7 +149,7 @@ PUSHED: dict[str, Corrected] = {
         for name in ("corrected", "draft", "corrected_hidden", "draft_hidden")
     },
     **{name: replace(method, world="pusht", delays=(0, 2)) for name, method in _SHARES.items()},
-    **_trained_again("pusht", "", (2,)),
+    **_trained_again("corrected", replace(CORRECTED["corrected"], world="pusht"), (2,)),
 }  # fmt: skip
 # The device sees proprioception alone: no camera, and no instruction.
 ON_LIBERO: dict[str, Corrected] = {
@@ -159,12 +158,16 @@ ON_LIBERO: dict[str, Corrected] = {
         ("corrected", CORRECTED["corrected"], (4, 8)), ("uncorrected", UNCORRECTED["uncorrected"], (4, 8)),
         ("draft", CORRECTED["draft"], (4,)),
     )
-} | _trained_again("libero", HIDDEN, (4, 8))  # fmt: skip
+}  # fmt: skip
+ON_LIBERO |= _trained_again("corrected_hidden", ON_LIBERO["corrected_hidden"], (4, 8))
 # The device sees proprioception, or its hand camera, too.
 ON_METAWORLD: dict[str, Corrected] = {
     f"{name}_{device}": replace((CORRECTED | UNCORRECTED)[name], device=device, world="metaworld", delays=(2, 4))
-    for device in (HIDDEN, CAMERA) for name in ("corrected", "draft", "uncorrected")
-} | _trained_again("metaworld", HIDDEN, (4,)) | _trained_again("metaworld", CAMERA, (4,))  # fmt: skip
+    for device in (HIDDEN, CAMERA)
+    for name in ("corrected", "draft", "uncorrected")
+}
+for _name in (f"corrected_{HIDDEN}", f"corrected_{CAMERA}"):
+    ON_METAWORLD |= _trained_again(_name, ON_METAWORLD[_name], (4,))
 GATED, GATED_AT, CADENCES = CORRECTED["corrected_hidden"], 4, (6, 8, 12)
 ERRORS = {
     "success": CORRECTED["corrected"], "pusht": PUSHED["corrected"], "metaworld": ON_METAWORLD["corrected_hidden_1"],
