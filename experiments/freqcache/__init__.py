@@ -171,7 +171,7 @@ def finer(folder: Path, run: Run) -> dict[str, Any]:
     """Success of the policy with finer patches in the benchmark's initial states."""
     run.result(f"{FINER}/training")
     methods = tuple(METHODS[name] for name in ON_FINER)
-    return evaluated(Evaluation(installed(FINER, run), SUITE, methods, 100, run.seed, shard=10), folder, run)
+    return evaluated(Evaluation(installed(FINER, run), SUITE, methods, 50, run.seed, shard=10), folder, run)
 
 
 def measure_reuse(policy: str, folder: Path, run: Run) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def report(results: Results) -> Report:
     more = [("full_2", "full"), ("freqcache", "full")]
     kept = [row for row in summary["contrasts"] if (row["first"], row["second"]) not in more]
     few = under(f"{WHOLE}, 50 episodes", kept)
-    fine, on_fine = results[FINER], f"{FINER}, 100 episodes"
+    fine, on_fine = results[FINER], f"{FINER}, 50 episodes"
     contrasts = one_family([
         *few, *under(on_200, large["contrasts"]), *under(on_200, small["contrasts"]),
         *under(on_fine, fine["summary"]["contrasts"]),
@@ -383,7 +383,7 @@ def report(results: Results) -> Report:
         Table("smaller", f"Smaller frames and FreqCache in {small['episodes']} paired episodes; time beside `full`.",
               "policy and method | tokens | success | time",
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
-        Table("finer", f"{FINER} in 100 paired episodes, in the benchmark's initial states; time beside `full`.",
+        Table("finer", f"{FINER} in 50 paired episodes, in the benchmark's initial states; time beside `full`.",
               "method | success | time | tokens reused",
               "`{name}` | {success:ci2} | {time:ci2} | {reused:.2f}",
               [{**row, "time": finer_costs[row["name"]]} for row in methods_of(fine["summary"])]),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lab.train.dots import demonstrations
 from tests.tiny import quiet
 
 pytest.importorskip("mujoco")
@@ -21,7 +22,7 @@ from specact.gates.gate import Periodic
 from specact.lab.evaluation.calibrate import calibrate
 from specact.lab.train.corrector import Steps, example_of
 from specact.lab.train.fit import TrainingResult
-from specact.lab.train.recipe import CorrectorRecipe
+from specact.lab.train.recipe import CorrectorRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.load import load_exchange, load_pair
 from specact.observation import Field, Window
@@ -163,6 +164,21 @@ def test_a2c2_learns_demonstrated_actions_without_a_bound(tiny_flow: Path, tmp_p
     assert errors["corrected"] < errors["aligned"]
     assert pair.parts.spec.bound == ((2.0, 2.0),) * 6 and not pair.parts.spec.drafts
     assert pair.parts.target.spec.chunk == 6
+
+
+def test_a2c2_may_have_a_camera(tmp_path: Path) -> None:
+    dots = demonstrations()
+    seen: dict[str, Any] = {"image": np.asarray(dots.frames("image")), "place": dots.numbers("place")}
+    np.savez(tmp_path / "dots.npz", **seen, action=dots.action, episode_ends=dots.ends)
+    (tmp_path / "flow.toml").write_text(
+        'kind = "flow"\nbundle = "dots"\nenv = "tests.lab.train.dots:TASK"\ndata = ["dots.npz"]\nwindow = 1\n'
+        'chunk = 2\nsees = ["image"]\nlayers = 1\nheads = 1\nwidth = 16\nsteps = 20\nbatch = 32\nbfloat16 = false\n'
+        '[observations]\nimage = "image"\nplace = "place"\n[encoder]\nchannels = [8, 8]\nkeypoints = 8\nwidth = 16\n'
+    )
+    flow = train(load_recipe(tmp_path / "flow.toml"), tmp_path, tmp_path / "flow", quiet).bundles[0]
+    learns = recipe("a2c2", target=str(flow), env="tests.lab.train.dots:TASK", sees=("image",), steps=300, batch=32)
+    errors = held_out(train(learns, tmp_path, tmp_path / "run", quiet))
+    assert errors["corrected"] < 0.5 * errors["aligned"], "the frame of now shows where to go"
 
 
 def test_a_device_may_have_a_camera_and_a_chunk_be_shorter_than_the_longest_delay(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ from specact.families.codes.pair import PARTS
 from specact.files import write_json
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
+from specact.lab.data.frames import FrameWindows
 from specact.lab.data.readers import Source
-from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, collector, join
+from specact.lab.rollout.distillation import Collect, DistillationData, collector, join
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders
 from specact.lab.train.head import HeadRecipe, train_head

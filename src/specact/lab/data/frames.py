@@ -93,6 +93,29 @@ class Frames:
         return Frames(shape, partial(_fitted, self._read, crop, size), self._rows)
 
 
+class FrameWindows:
+    """Windows of camera frames, uint8 ``[N, T, H, W, 3]``, which are read lazily on conversion to an array.
+
+    ``rows`` are the indices of each window's frames, ``[N, T]``, or ``[N]`` without a history.
+    """
+
+    def __init__(self, frames: Frames, rows: NDArray[np.int64]) -> None:
+        self.frames, self.rows = frames, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, chosen: NDArray[Any]) -> FrameWindows:
+        return FrameWindows(self.frames, self.rows[chosen])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.frames[self.rows], dtype=dtype)
+
+
+# A column of a table: numbers, or windows of frames.
+Column = NDArray[Any] | FrameWindows
+
+
 def as_frames(array: Any) -> Frames:
     """Frames of an array in memory, or of anything with a shape that can be indexed with integer arrays."""
     return array if isinstance(array, Frames) else Frames(tuple(array.shape), partial(_indexed, array))

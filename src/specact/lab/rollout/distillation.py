@@ -24,7 +24,7 @@ from specact.families.codes.pair import CodeParts
 from specact.families.tokens.policy import GREEDY, load_tokens
 from specact.files import write_whole
 from specact.gates.settings import GateSettings
-from specact.lab.data.frames import Frames, as_frames, copied, join_frames
+from specact.lab.data.frames import Column, FrameWindows, as_frames, copied, join_frames
 from specact.lab.data.generate import Each
 from specact.lab.envs import env_of, load_task
 from specact.lab.envs.robot import SimulatedRobot, play
@@ -44,28 +44,6 @@ Recorded = TypeVar("Recorded")
 _ROUND = 1_000_000
 # Columns of tables that are kept: of the steps of all families, and of stale rollouts.
 _OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted", "step", "chunk")
-
-
-class FrameWindows:
-    """Windows of camera frames, uint8 ``[N, T, H, W, 3]``, which are read lazily on conversion to an array.
-
-    ``rows`` are the indices of each window's frames, ``[N, T]``, or ``[N]`` without a history.
-    """
-
-    def __init__(self, frames: Frames, rows: NDArray[np.int64]) -> None:
-        self.frames, self.rows = frames, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, chosen: NDArray[Any]) -> FrameWindows:
-        return FrameWindows(self.frames, self.rows[chosen])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self.frames[self.rows], dtype=dtype)
-
-
-Column = NDArray[Any] | FrameWindows
 
 
 @dataclass(frozen=True)

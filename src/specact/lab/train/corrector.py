@@ -25,8 +25,9 @@ from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.pair import stored_source
 from specact.families.chunks.sources import kind_of_source
+from specact.lab.data.frames import Column, Frames, FrameWindows
 from specact.lab.envs import env_of, load_task
-from specact.lab.rollout.distillation import Column, data_of, join, read_recorded, record_rollouts, record_stale
+from specact.lab.rollout.distillation import data_of, join, read_recorded, record_rollouts, record_stale
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.attention import Observing, Statistics, module_name
 from specact.lab.train.dataset import Windows, moments
@@ -268,8 +269,10 @@ class CorrectorTraining(FromDemonstrations):
         episodes, rows, data = windows.episodes, np.arange(len(windows)), self.dataset
         since = rows - np.repeat(episodes.starts, np.diff(episodes.ends, prepend=0))
         answers = (data.centre + data.scale * windows.chunks).numpy()
-        seen = {name: tensor.numpy() for name, tensor in windows.at(self.seen, rows).observation.items()}
-        normalise = self.units.from_environment
+        seen, normalise = dict[str, Column](), self.units.from_environment
+        for name, field in self.seen.fields.items():
+            column, index = episodes.observation[name], windows.rows(rows, field.history)
+            seen[name] = FrameWindows(column, index) if isinstance(column, Frames) else column[index]
         return Steps(seen, since, normalise(answers), normalise(episodes.action))
 
 

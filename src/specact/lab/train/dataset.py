@@ -150,22 +150,22 @@ class Windows:
 
     def at(self, spec: ObservationSpec, chosen: NDArray[np.int64]) -> Batch:
         """The windows that end at these steps, with a policy's observations."""
-        first = self._starts[chosen][:, None]
-
-        def rows(length: int) -> NDArray[np.int64]:
-            return chosen[:, None] + np.arange(1 - length, 1)
-
-        observation = {}
-        for name, field in spec.fields.items():
-            index = np.maximum(rows(field.history), first) if field.history else chosen
-            observation[name] = torch.from_numpy(self.episodes.observation[name][index])
+        observation = {
+            name: torch.from_numpy(self.episodes.observation[name][self.rows(chosen, field.history)])
+            for name, field in spec.fields.items()
+        }
         if spec.instruction:
             assert self.words is not None, "checked by observation_of"
             observation[INSTRUCTION] = torch.from_numpy(self.words.numbers(self.instructions(chosen)))
-        predicting = rows(positions(spec))
+        predicting, first = chosen[:, None] + np.arange(1 - positions(spec), 1), self._starts[chosen][:, None]
         step = np.maximum(predicting, first)
         weight = ((predicting >= first) & self.counts[step]).astype(np.float32)
         return Batch(observation, torch.from_numpy(step), torch.from_numpy(weight))
+
+    def rows(self, chosen: NDArray[np.int64], history: int) -> NDArray[np.int64]:
+        """The steps in the windows that end at these, ``[N, history]``, or ``[N]`` without a history."""
+        steps = np.maximum(chosen[:, None] + np.arange(1 - history, 1), self._starts[chosen][:, None])
+        return steps if history else chosen
 
     def seen_at(self, spec: ObservationSpec, chosen: NDArray[np.int64]) -> list[Window]:
         """The windows that a policy would see at these steps."""

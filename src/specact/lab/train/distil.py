@@ -26,7 +26,8 @@ from specact.families.chunks.pair import DRAFT, ChunkParts, PairSettings
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
 from specact.gates.settings import GateSettings
-from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, join
+from specact.lab.data.frames import FrameWindows
+from specact.lab.rollout.distillation import Collect, DistillationData, join
 from specact.lab.train.attention import Statistics, module_name
 from specact.lab.train.chunks import CHUNK_PARTS, TrainingBatch, chunk_stage, write_chunk_bundle
 from specact.lab.train.codes import architecture, export_policy, rebuild
