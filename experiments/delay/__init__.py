@@ -262,7 +262,8 @@ def tables_of(groups: Mapping[str, list[Row]]) -> list[Table]:
             place,
             f"{counts[place]} paired episodes of {world.name}; d: control steps of {1e3 / world.rate_hz:.0f} ms until "
             "a chunk can be played; 95 % intervals over episodes. In the file also jerk and the largest step at seams, "
-            "requests, and the share of the time without a chunk, in which the robot holds still or its draft acts.",
+            "requests (of a chunk policy alone: chunks that an action was played of), and the share of the time "
+            "without a chunk, in which the robot holds still or its draft acts.",
             "method | d", "`{method}` | {at}", "`{method}` | d = {at} | {success:ci2}",
         ) for place, world in WORLDS.items()
     ]  # fmt: skip

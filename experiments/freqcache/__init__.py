@@ -36,7 +36,7 @@ from specact.systems.freqcache import Frame, FreqCached, Motion, Plane, RefreshB
 WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
 # A policy of LIBERO-Object with finer patches, of 8 x 8 pixels, and its methods.
 FINER, SUITE = "libero-object-patches", "libero-object"
-ON_FINER = ("full", "freqcache", "freqcache_random", "freqcache_frozen", "full_5")
+ON_FINER = ("full", "freqcache", "freqcache_still", "freqcache_random", "freqcache_frozen", "full_5")
 
 
 @dataclass(frozen=True)
