@@ -10,30 +10,30 @@ SRC = "src/specact"
 
 # Room: (budget, ceiling, which rises only for a feature whose commit says why). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_227),
+    f"{SRC}": (1_600, 2_239),
     f"{SRC}/bundle": (450, 796),
-    f"{SRC}/gates": (1_000, 1_261),
-    f"{SRC}/families": (2_900, 3_628),
+    f"{SRC}/gates": (1_000, 1_262),
+    f"{SRC}/families": (2_900, 3_633),
     f"{SRC}/systems": (2_200, 3_173),
     f"{SRC}/execution": (500, 547),
-    f"{SRC}/robot": (900, 1_215),
+    f"{SRC}/robot": (900, 1_216),
     f"{SRC}/wire": (450, 740),
     f"{SRC}/remote": (800, 800),
     f"{SRC}/server": (1_100, 1_454),
     f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
-    f"{SRC}/cli": (2_000, 2_701),
+    f"{SRC}/cli": (2_000, 2_703),
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_720),
     f"{SRC}/lab/envs": (2_700, 3_202),
     f"{SRC}/lab/train": (4_500, 5_581),
     f"{SRC}/lab/rollout": (2_100, 2_637),
-    f"{SRC}/lab/evaluation": (1_700, 1_865),
+    f"{SRC}/lab/evaluation": (1_700, 1_866),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_166),
     "experiments": (4_500, 9_470),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 34_063),
+    "tests": (27_000, 34_190),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 from tests.gates.steps import scripted
 
 from specact.bundle.manifest import Manifest
@@ -27,11 +28,12 @@ from specact.families.codes.sampling import CodeDistribution, rejection_probabil
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.observation import Window, vectors
-from specact.pair import Answer, LocalTarget, Pair, Pending
+from specact.pair import Answer, LocalTarget, Pair, Pending, checked
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, StepStreams, stream
+from specact.robot.loop import Tick, run_loop
 from specact.safety import Fallback
-from specact.types import Clock, Miss, OffloadTimes, Origin, Proposal, StepRecord, VirtualClock
+from specact.types import Clock, Miss, OffloadTimes, Origin, Outcome, Proposal, StepRecord, VirtualClock, all_from
 
 SEEN = vectors(2, state=1)
 SPEC = PolicySpec(
@@ -394,6 +396,53 @@ def test_a_rule_that_can_stop_needs_to_know_how() -> None:
         SpeculativePolicy(pair(), Always(), fallback=Fallback("stop", stop_action=(0.0,) * 3))
     with pytest.raises(ConfigError, match="did you mean 'stop'"):
         Fallback(cast(Any, "stopp"))
+
+
+class Unsure(Keyed):
+    """Its probabilities are not numbers, its offsets are."""
+
+    def infer(self, window: Window) -> CodeDistribution:
+        answer = super().infer(window)
+        return replace(answer, probs=answer.probs * np.nan)
+
+
+def test_probabilities_that_are_not_finite_are_no_acceptance_and_no_draft() -> None:
+    policy = SpeculativePolicy(pair().composed(local_target=cast(Any, Unsure(2))), Always())
+    policy.act(at(0))
+    assert policy.record is not None and policy.record.miss == "invalid"
+    unsure = SpeculativePolicy(pair().composed(draft=cast(Any, Unsure(1))), Never())
+    with pytest.raises(ObservationError, match="not finite"):
+        unsure.act(at(0))
+
+
+@pytest.mark.parametrize(("apart", "kept"), [(0.0, 1.0), (1e-7, 1.0), (7.8e-3, 0.0)])
+def test_a_draft_is_kept_though_its_actions_went_through_other_units(apart: float, kept: float) -> None:
+    """A token's bin is 7.8e-3 wide; the way to the environment's units and back costs the last bits."""
+    actions = np.full((3, 2), 0.3, np.float32)
+    outcome = Outcome(actions + np.float32(apart), all_from(Origin.ACCEPTED, 3), 6, 6, OffloadTimes())
+    result = checked(outcome, Proposal(SEEN.zeros(), actions))
+    assert isinstance(result, Outcome) and result.kept == kept
+
+
+def test_a_loop_that_holds_after_misses_stands_still_in_the_end() -> None:
+    class Arm:
+        def __init__(self) -> None:
+            self.sent = list[list[float]]()
+
+        def observe(self) -> NDArray[np.float32]:
+            return at(0)
+
+        def act(self, action: NDArray[np.float32]) -> None:
+            self.sent.append(action.tolist())
+
+    clock, arm, bundle = VirtualClock(), Arm(), pair()
+    verifier = CodeVerifier(Far(bundle, clock, [None, *["deadline"] * 400]), bundle.parts.tokenizer)
+    rule = Fallback("hold_last", stop_action=tuple(STILL), max_chunk_age_ms=500.0)
+    policy = SpeculativePolicy(bundle, Always(), verifier=verifier, fallback=rule, clock=clock)
+    ticks = list[Tick]()
+    run_loop(arm, policy, 0.05, clock, lambda: clock.now() < 5.0, ticks.append)
+    assert arm.sent[-50:] == 50 * [list(STILL)] and policy.safety.outages == 1
+    assert all(tick.action is not None for tick in ticks), "no period without an action"
 
 
 @pytest.mark.parametrize("gate", [Never(), Always()])

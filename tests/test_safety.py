@@ -134,11 +134,42 @@ def test_a_miss_executes_what_the_rule_says(on_miss: str, held: bool) -> None:
     assert rule.stopped == (on_miss == "stop")
 
 
+def test_an_action_that_is_held_after_misses_grows_old_like_any_other() -> None:
+    rule, clock = safety(Fallback("hold_last", stop_action=STILL, max_chunk_age_ms=500.0))
+    rule.see(clock.now())
+    moving = rule.send(action(0.25, 0.75)).tolist()
+    sent = []
+    for _ in range(7):
+        clock.sleep(0.1)
+        rule.see(clock.now())  # every inference asks, in vain
+        rule.missed()
+        sent.append(rule.send(rule.instead(np.ones((1, 2), np.float32))[0], held=True).tolist())
+    assert sent == 5 * [moving] + 2 * [list(STILL)] and rule.outages == 1
+    clock.sleep(0.1)
+    rule.see(clock.now())
+    assert rule.send(action(0.0, 0.0)).tolist() == [0.0, 0.0] and not rule.outage
+
+
+def test_an_observation_without_an_action_makes_a_held_action_no_younger() -> None:
+    rule, clock = safety(Fallback(stop_action=STILL, max_chunk_age_ms=500.0))
+    rule.see(clock.now())
+    moving = rule.send(action(0.25, 0.75)).tolist()
+    held = []
+    for _ in range(7):
+        clock.sleep(0.1)
+        rule.see(clock.now())  # the observation is usable, but the draft's action is not finite
+        held.append(rule.hold(BLIND).tolist())  # type: ignore[union-attr]
+    assert held == 5 * [moving] + 2 * [list(STILL)] and rule.outages == 1
+
+
 def test_after_a_suspension_the_last_action_is_too_old() -> None:
     rule, clock = safety(Fallback())
     rule.send(action(0.0, 0.0))
+    clock.sleep(0.1)
     rule.expire()
     assert rule.expired
+    rule.see(clock.now() - 0.1)
+    assert rule.expired, "what was seen before is too old, too"
     rule.see(clock.now())
     assert not rule.expired
 

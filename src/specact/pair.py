@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Limit on the norm of a normalised chunk; demonstrated actions lie near [-1, 1]. Means, differences and squares of
 # numbers up to this are finite in float32, so that computations after decoding cannot overflow.
 _MAX_NORM = 1e15
+# Normalised actions that differ by less are the same: some went through the environment's units and back.
+_SAME = 1e-4
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -159,7 +161,8 @@ def checked(outcome: Outcome, proposal: Proposal) -> Outcome | Miss:
         return Miss("invalid", outcome.times)
     if not math.isnan(outcome.kept):
         return outcome
-    return replace(outcome, kept=float(np.array_equal(outcome.actions, proposal.actions[: len(outcome.actions)])))
+    same = np.allclose(outcome.actions, proposal.actions[: len(outcome.actions)], rtol=0.0, atol=_SAME)
+    return replace(outcome, kept=float(same))
 
 
 def is_valid(actions: Chunk) -> bool:

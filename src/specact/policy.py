@@ -154,7 +154,9 @@ class SpeculativePolicy:
             assert still is not None, "a robot without one is not acted on any more"
             return still
         drafted, executed = self._player.next()
-        action = self.safety.send(executed)
+        assert self.record is not None, "of the chunk that is played"
+        failed = self.record.origins[self._player.played - 1] == Origin.FALLBACK
+        action = self.safety.send(executed, failed and self.safety.fallback.on_miss == "hold_last")
         for follower in self._followers:
             follower.on_action(drafted, executed)
         return action

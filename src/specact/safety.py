@@ -88,7 +88,8 @@ class Safety:
         self.stopped = self._outdated = False
         # Consecutive failed requests, and control steps in a row without a usable observation.
         self._misses = self._blind = 0
-        self._seen_s = self._sent_s = self._clock.now()
+        # When the last inference observed, and that behind the policy's last action; when that was sent.
+        self._seen_s = self._acted_s = self._sent_s = self._clock.now()
         # Periods in a row without a policy's action, whether they are too many, and when the last outage began.
         self._idle, self.outage, self.fresh_s = 0, False, -math.inf
         # The last two actions, in the policy's units.
@@ -111,8 +112,8 @@ class Safety:
         return self._outdated or self._seen_s < self.fresh_s or self._clock.now() - self._seen_s > self.max_age_s
 
     def expire(self) -> None:
-        """Declares the last action too old, as after a suspension."""
-        self._outdated = True
+        """Declares all that was observed until now too old, as after a suspension."""
+        self._outdated, self.fresh_s = True, self._clock.now()
 
     def see(self, at_s: float) -> None:
         """The next action is based on an observation made at this time [s]."""
@@ -144,18 +145,23 @@ class Safety:
             return drafted
         return np.broadcast_to(last, drafted.shape)
 
-    def send(self, action: Chunk) -> NDArray[np.float32]:
-        """The policy's action ``[A]`` in the environment's units and within the robot's range.
+    def send(self, action: Chunk, held: bool = False) -> NDArray[np.float32]:
+        """The action ``[A]`` in the environment's units and within the robot's range.
+
+        One that is ``held`` after a miss is as old as the policy's last action; in an outage the stop action is sent.
 
         Raises:
             ObservationError: if it is not finite.
         """
-        sent = self._units.to_environment(action)
+        sent, now = self._units.to_environment(action), self._clock.now()
         if not all(map(math.isfinite, sent.tolist())):
             raise ObservationError(NOT_FINITE)
-        self._blind = self._idle = 0
-        self._sent_s, self.outage = self._clock.now(), False
+        self._blind = 0
         self._before_last, self._last = self._stop if self._last is None else self._last, action
+        if held:
+            self._starve(now, now - self._acted_s > self.max_age_s)
+            return self.stop_action if self.outage and self.stop_action is not None else sent
+        self._sent_s, self._acted_s, self._idle, self.outage = now, self._seen_s, 0, False
         return sent
 
     def withdraw(self) -> None:
@@ -168,7 +174,8 @@ class Safety:
             raise error
         self._blind += 1
         self._stop_if_due()
-        self._starve(self._clock.now(), self.expired)
+        now = self._clock.now()
+        self._starve(now, self.expired or now - self._sent_s > self.max_age_s)
         stoppable = self._stop is not None or self._robot_stops
         return self.stand() if self.stopped or (self.outage and stoppable) else self.last
 

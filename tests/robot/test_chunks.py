@@ -253,6 +253,25 @@ def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() 
     assert runner.summary()["missed"] == {"deadline": 1}
 
 
+def test_a_chunk_that_ends_between_two_control_steps_may_still_be_late() -> None:
+    arm = Arm(VirtualClock())
+    runner, _ = drive(arm, Answers(), Execution("append", 2), 8, 0.0, 1.8 * PERIOD, deadline_s=1.5 * PERIOD)
+    assert runner.summary()["missed"].keys() == {"deadline"} and {action for _, action in arm.moved} == {10, 11}
+
+
+def test_after_a_suspension_a_chunk_of_before_is_not_played() -> None:
+    arm = Arm(VirtualClock())
+    runner = ChunkRunner(Inference(Answers()), Execution("append", CHUNK), period_s=PERIOD, clock=arm.clock)
+    played = list[NDArray[np.float32] | None]()
+    for step in range(6):
+        if step == 3:
+            arm.clock.sleep(0.5 * PERIOD)
+            runner.safety.expire()
+        played.append(runner.act(arm.observe()))
+        arm.clock.sleep(PERIOD)
+    assert [None if action is None else int(action[0]) for action in played] == [10, 11, 12, 20, 21, 22]
+
+
 def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
     """The process is suspended after two ticks; when it wakes, it looks again before it moves."""
 

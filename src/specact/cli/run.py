@@ -103,7 +103,8 @@ class Run(Options):
         budget = None if self.hold is None else read_budget(self.hold, pair, 1.0 / chunk_s)
         gate = deciding_gate(pair, self.gate, rate, budget, details.gate_options)
         gate.audit_rate = details.audit_rate
-        watched = budget is None and load_gate(self.gate).calibrated
+        # A verdict in flight suppresses requests: late verdicts say nothing of the gate's own rate.
+        watched = budget is None and not late and load_gate(self.gate).calibrated
         check = RateCheck(self.gate, rate, find_calibration(pair, self.gate, rate)) if watched else None
         if check is not None and check.warning:
             remark(check.warning, warn=True)
@@ -202,7 +203,8 @@ def audits_of(pair: Pair[Any], gate: str, rate: float, budget: RateBudget | None
     # Calibrations of families without a rejection probability do not predict it.
     if calibration is None or "rejections" not in calibration.model:
         return AuditEstimator()
-    return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
+    free = calibration.held_out.get("free", 1.0)
+    return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate, free)))
 
 
 def true_skip(audits: AuditEstimator) -> dict[str, Any]:

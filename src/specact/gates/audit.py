@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specact.records import AtLeastOne, BelowOne, InsideUnit, Share, validated
+from specact.records import AtLeastOne, BelowOne, InsideUnit, Positive, Share, validated
 from specact.types import StepRecord
 
 # Stakes as shares of the maximal one: small stakes detect small changes, large ones detect large changes sooner.
@@ -130,11 +130,12 @@ class AuditEstimator:
 
 
 @validated
-def expected_true_skip(rejections: Sequence[float], rate: BelowOne) -> float:
+def expected_true_skip(rejections: Sequence[float], rate: BelowOne, free: Positive = 1.0) -> float:
     """True skip ratio at a transmission rate in [0, 1) according to the calibration: the level of an alarm.
 
-    The mean R(z) is in bins of equal count, lowest scores first: ``rejections`` of a calibration's model.
+    The mean R(z) is in bins of equal count, lowest scores first: ``rejections`` of a calibration's model, which are of
+    the share ``free`` of the steps that the score decided. Only these are skipped.
     """
-    skipped = (1.0 - rate) * len(rejections)
+    skipped = min(1.0, (1.0 - rate) / free) * len(rejections)
     weights = [min(1.0, max(0.0, skipped - index)) for index in range(len(rejections))]
     return sum(weight * (1.0 - r) for weight, r in zip(weights, rejections, strict=True)) / skipped

@@ -47,7 +47,7 @@ class Calibration:
 
     Attributes:
         fingerprint, rate: of the bundle it was made for, and the requested transmission rate.
-        held_out: result on held-out episodes: ``rate``, ``episodes``, ``inferences``.
+        held_out: on other episodes: ``rate``, ``episodes``, ``inferences``, the share ``free`` that the score decided.
         rounds: threshold and achieved rate of every round on states of the gated policy.
         model: fit of rejection over score, see :mod:`specact.lab.evaluation.calibrate`.
         made_by: the settings of the run that made it.

@@ -110,7 +110,7 @@ class RejectionGate(Gate):
         offsets = target.offsets[0]
         for added in target.offsets[1:]:
             offsets = offsets[..., None, :, :] + added
-        likely = np.flatnonzero(joint > 1e-6)
+        likely = np.flatnonzero(~(joint <= 1e-6))  # with those that are not finite, whose score asks
         actions = self._tokenizer.table[likely] + offsets.reshape(-1, *chunk.shape)[likely]
         distances = np.linalg.norm(actions - chunk, axis=-1).mean(axis=-1)
         return float(joint.ravel()[likely] @ distances)

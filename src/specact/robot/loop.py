@@ -255,7 +255,7 @@ def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, for
     stall = clock.now() - observed
     if safety.stopped and action is None:
         return None
-    outdated = not (unusable or safety.stopped or forced) and safety.expired
+    outdated = not (unusable or safety.stopped or safety.outage or forced) and safety.expired
     if outdated:
         safety.withdraw()
     elif action is not None:

@@ -12,11 +12,13 @@ import pytest
 from specact import load_pair
 from specact.errors import ConfigError
 from specact.families.codes.sampling import CodeDistribution, Drafted
-from specact.gates import Random
+from specact.gates import Gate, Random
+from specact.gates.audit import expected_true_skip
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.evaluation.calibrate import (
     Threshold,
     calibrate,
+    decision_table,
     expected_rate,
     find_threshold,
     fit_rejection,
@@ -28,7 +30,7 @@ from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import REASONS
 from specact.observation import Window
 from specact.pair import PairSource
-from specact.types import Proposal
+from specact.types import Decision, Proposal
 
 
 class ShiftingPool:
@@ -88,6 +90,31 @@ def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(g
     assert (every["steps"], every["scores"]) == (primary["steps"], primary["scores"])
     # Of any code and of the primary one: here at most 1 and at most 1/2.
     assert max(primary["rejections"]) <= 0.5 < max(every["rejections"])
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_the_level_of_an_alarm_is_of_the_steps_that_are_skipped(limit: int | None) -> None:
+    """At a limit on skips some steps are forced: the score chooses among fewer. 4,000 values: .02 is four errors."""
+
+    class Scored(Gate):
+        def score(self, proposal: Any, rng: np.random.Generator) -> float:
+            return float(proposal)
+
+    def roll(settings: GateSettings, number: int) -> dict[str, Any]:
+        rng, decisions, scores = np.random.default_rng([number, 7]), list[Decision](), list[float]()
+        for _ in range(40):
+            gate = Scored(settings.threshold, tie_probability=settings.tie_probability, max_skips=settings.max_skips)
+            for _ in range(100):
+                scores.append(rng.random())
+                decisions.append(gate.decide(cast(Any, scores[-1]), rng))
+        return {**decision_table(decisions), "rejection": np.array(scores), "rejection_0": np.array(scores)}
+
+    search = find_threshold(GateSettings("scored", max_skips=limit), 0.4, 4, roll)
+    made, skipped = search.calibration(cast(Any, _Bundle), 0.4, 40, {}, ""), ~search.checked["transmitted"]
+    kept = float((1.0 - search.checked["rejection"])[skipped].mean())
+    level = expected_true_skip(made.model["rejections"], 0.4, made.held_out["free"])
+    assert level == pytest.approx(kept, abs=0.02)
+    assert limit is None or expected_true_skip(made.model["rejections"], 0.4) > kept + 0.08
 
 
 @pytest.mark.parametrize("threshold", ["linear", "logarithmic"])

@@ -190,6 +190,12 @@ class ActionTokenizer(ActionUnits):
 Rule = Callable[[CodeDistribution, CodeDistribution, Codes, np.random.Generator], Verdict]
 
 
+def _decoded(codes: Codes, distribution: CodeDistribution, tokenizer: ActionTokenizer) -> Chunk:
+    """The chunk of codes; like the probabilities it is not finite, so that what nobody meant is not executed."""
+    chunk = tokenizer.decode(codes, distribution.offsets)
+    return chunk if np.isfinite(distribution.rows_given(codes)).all() else np.full_like(chunk, np.nan)
+
+
 class CodeDrafter:
     """Proposes codes ``z ~ q`` of a policy; the evidence is a :class:`~specact.families.codes.sampling.Drafted`."""
 
@@ -199,7 +205,7 @@ class CodeDrafter:
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         draft = self._policy.infer(window)
         codes = sample_codes(draft, rng)
-        return Proposal(window, self._tokenizer.decode(codes, draft.offsets), Drafted(draft, codes))
+        return Proposal(window, _decoded(codes, draft, self._tokenizer), Drafted(draft, codes))
 
 
 def take_target(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
@@ -227,8 +233,7 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
         target = answer.value
         verdict = self._rule(target, drafted.draft, drafted.codes, self._streams(Role.VERIFY, address))
         # With the target's offsets the action follows the target's distribution.
-        actions = self._tokenizer.decode(verdict.codes, target.offsets)
-        return code_outcome(verdict, actions, answer.times)
+        return code_outcome(verdict, _decoded(verdict.codes, target, self._tokenizer), answer.times)
 
 
 def executed_codes(record: StepRecord) -> Codes:
@@ -260,5 +265,5 @@ class CodeChunks(BatchPolicy):
         chunks = []
         for distribution, rng in zip(self._policy.infer_batch(windows), rngs, strict=True):
             codes = sample_codes(distribution, rng)
-            chunks.append(self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets)))
+            chunks.append(self._tokenizer.to_environment(_decoded(codes, distribution, self._tokenizer)))
         return chunks

@@ -186,7 +186,7 @@ def _sample(probs: Row, uniform: float) -> int:
     """:func:`sample` of one codebook."""
     cumulative = list(accumulate(probs))
     height = min(uniform, _MAX_UNIFORM) * cumulative[-1]
-    # Probabilities that are not finite yield code 0; the action is refused later.
+    # Probabilities that are not finite yield code 0; its action is not finite, either.
     return 0 if math.isnan(height) else bisect_right(cumulative, height)
 
 

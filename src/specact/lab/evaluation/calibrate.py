@@ -105,7 +105,8 @@ class ThresholdSearch:
         sent, free = self.checked["transmitted"], free_steps(self.checked)
         return Calibration(
             fingerprint=pair.fingerprint, rate=rate, settings=self.settings, made_by=made_by, decoding=decoding,
-            held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent)},
+            held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent),
+                      "free": float(free.mean())},
             rounds=[{"threshold": attempt.settings.threshold, "rate": attempt.rate} for attempt in self.rounds],
             model=score_model({name: column[free] for name, column in self.checked.items()}),
         )  # fmt: skip
