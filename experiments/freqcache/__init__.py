@@ -36,7 +36,11 @@ from specact.systems.freqcache import Frame, FreqCached, Motion, Plane, RefreshB
 WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
 # A policy of LIBERO-Object with finer patches, of 8 x 8 pixels, and its methods.
 FINER, SUITE = "libero-object-patches", "libero-object"
-ON_FINER = ("full", "freqcache", "freqcache_still", "freqcache_random", "freqcache_frozen", "full_5")
+ON_FINER = {
+    "summary": ("full", "freqcache", "freqcache_still", "freqcache_random", "freqcache_frozen", "full_5"),
+    # Added when these lost nearly all.
+    "others": ("full", "freqcache_changed", "freqcache_oldest"),
+}
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def plan(run: Run) -> Iterator[Cell]:
     if not run.quick:
         yield Cell("smaller", smaller)
         yield Cell(f"{FINER}/training", train)
-        yield Cell(f"{FINER}/summary", finer)
+        yield from (Cell(f"{FINER}/{cell}", partial(finer, names)) for cell, names in ON_FINER.items())
         yield Cell(f"{FINER}/reuse", partial(measure_reuse, FINER))
 
 
@@ -167,10 +171,10 @@ def installed(policy: str, run: Run) -> str:
     return policy if policy != FINER else str(run.out / FINER / "training" / FINER)
 
 
-def finer(folder: Path, run: Run) -> dict[str, Any]:
+def finer(names: Sequence[str], folder: Path, run: Run) -> dict[str, Any]:
     """Success of the policy with finer patches in the benchmark's initial states."""
     run.result(f"{FINER}/training")
-    methods = tuple(METHODS[name] for name in ON_FINER)
+    methods = tuple(METHODS[name] for name in names)
     return evaluated(Evaluation(installed(FINER, run), SUITE, methods, 50, run.seed, shard=10), folder, run)
 
 
@@ -361,13 +365,14 @@ def report(results: Results) -> Report:
     fine, on_fine = results[FINER], f"{FINER}, 50 episodes"
     contrasts = one_family([
         *few, *under(on_200, large["contrasts"]), *under(on_200, small["contrasts"]),
-        *under(on_fine, fine["summary"]["contrasts"]),
+        *(row for cell in ON_FINER for row in under(on_fine, fine[cell]["contrasts"])),
     ])  # fmt: skip
     policies = [
         {"label": label, "success": success, **cost, "time": cost if label.endswith("full") else None}
         for label, success in small["success"].items() for cost in [small["costs"][label.split(" ")[0]]]
     ]  # fmt: skip
     finer_costs = costs_of(fine["reuse"]["inference"])
+    on_finer = {row["name"]: row for cell in ON_FINER for row in methods_of(fine[cell])}
     variants = [
         {"policy": policy, "name": name, "reused": None, "cosine": None, "distance": None,
          **measured["variants"].get(name, {}), **spent[name],
@@ -385,8 +390,8 @@ def report(results: Results) -> Report:
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
         Table("finer", f"{FINER} in 50 paired episodes, in the benchmark's initial states; time beside `full`.",
               "method | success | time | tokens reused",
-              "`{name}` | {success:ci2} | {time:ci2} | {reused:.2f}",
-              [{**row, "time": finer_costs[row["name"]]} for row in methods_of(fine["summary"])]),
+              "`{name}` | {success:ci2} | {time:ci2} | {reused:.2f?}",
+              [{"reused": None, **row, "time": finer_costs[row["name"]]} for row in on_finer.values()]),
         glossary(METHODS),
         Table("variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
               "chunk, time.", rows=variants),
@@ -404,7 +409,7 @@ def report(results: Results) -> Report:
         "cost": costs, "small": {row["label"]: row for row in policies}, "small_episodes": small["episodes"],
         "cameras": reuse["cameras"], "variants": reuse["variants"],
         "finer": {
-            **fine["summary"]["methods"], "cost": finer_costs, "cameras": fine["reuse"]["inference"]["cameras"],
+            **on_finer, "cost": finer_costs, "cameras": fine["reuse"]["inference"]["cameras"],
             "variants": fine["reuse"]["inference"]["variants"],
         },
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
