@@ -6,6 +6,7 @@ Those of LIBERO-Object are trained on what their recipe names. Ten simulators li
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from experiments.flash import METHODS as FULL
 from experiments.grid import ROOT, Cell, Results, Run, evaluated, evaluation_cell, specact, trained
 from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.report import Picture, Report, Table, contrast_table, glossary, methods_of, one_family, under
-from specact.families.chunks.flow import FlowNetworks
+from specact.families.chunks.flow import FlowNetworks, load_flow
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import composed
 from specact.lab.rollout.rollout import EpisodeRange
@@ -30,6 +31,8 @@ from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, stream
 from specact.systems import freqcache
+from specact.systems.flash import FlashSettings
+from specact.systems.flow import load_flow_pair
 from specact.systems.freqcache import Frame, FreqCached, Motion, Plane, RefreshBundle, Reuse, ReusingRounds
 
 # The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
@@ -38,9 +41,12 @@ WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
 FINER, SUITE = "libero-object-patches", "libero-object"
 ON_FINER = {
     "summary": ("full", "freqcache", "freqcache_still", "freqcache_random", "freqcache_frozen", "full_5"),
-    # Added when these lost nearly all.
-    "others": ("full", "freqcache_changed", "freqcache_oldest"),
+    # Added when these lost nearly all: a frame after every four actions, not sixteen.
+    "often": ("full", "freqcache", "freqcache_random"),
 }
+EXECUTED = {"summary": "every sixteen actions", "often": "every four actions"}
+# The variable of the environment with the path of the policy that :func:`often` loads.
+PATH = "SPECACT_FINER"
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ def plan(run: Run) -> Iterator[Cell]:
     if not run.quick:
         yield Cell("smaller", smaller)
         yield Cell(f"{FINER}/training", train)
-        yield from (Cell(f"{FINER}/{cell}", partial(finer, names)) for cell, names in ON_FINER.items())
+        yield from (Cell(f"{FINER}/{cell}", partial(finer, cell)) for cell in ON_FINER)
         yield Cell(f"{FINER}/reuse", partial(measure_reuse, FINER))
 
 
@@ -171,11 +177,18 @@ def installed(policy: str, run: Run) -> str:
     return policy if policy != FINER else str(run.out / FINER / "training" / FINER)
 
 
-def finer(names: Sequence[str], folder: Path, run: Run) -> dict[str, Any]:
+def often() -> Pair[Any]:
+    """The policy with finer patches, of whose chunks four actions are executed."""
+    return load_flow_pair(load_flow(os.environ[PATH])).composed(settings=FlashSettings(4))
+
+
+def finer(cell: str, folder: Path, run: Run) -> dict[str, Any]:
     """Success of the policy with finer patches in the benchmark's initial states."""
     run.result(f"{FINER}/training")
-    methods = tuple(METHODS[name] for name in names)
-    return evaluated(Evaluation(installed(FINER, run), SUITE, methods, 50, run.seed, shard=10), folder, run)
+    path = os.environ[PATH] = installed(FINER, run)
+    methods = tuple(METHODS[name] for name in ON_FINER[cell])
+    pair = f"{__name__}:often" if cell == "often" else path
+    return evaluated(Evaluation(pair, SUITE, methods, 50, run.seed, shard=10), folder, run)
 
 
 def measure_reuse(policy: str, folder: Path, run: Run) -> dict[str, Any]:
@@ -362,17 +375,17 @@ def report(results: Results) -> Report:
     more = [("full_2", "full"), ("freqcache", "full")]
     kept = [row for row in summary["contrasts"] if (row["first"], row["second"]) not in more]
     few = under(f"{WHOLE}, 50 episodes", kept)
-    fine, on_fine = results[FINER], f"{FINER}, 50 episodes"
+    fine, places = results[FINER], {cell: f"{FINER}, {about}, 50 episodes" for cell, about in EXECUTED.items()}
     contrasts = one_family([
         *few, *under(on_200, large["contrasts"]), *under(on_200, small["contrasts"]),
-        *(row for cell in ON_FINER for row in under(on_fine, fine[cell]["contrasts"])),
+        *(row for cell, place in places.items() for row in under(place, fine[cell]["contrasts"])),
     ])  # fmt: skip
     policies = [
         {"label": label, "success": success, **cost, "time": cost if label.endswith("full") else None}
         for label, success in small["success"].items() for cost in [small["costs"][label.split(" ")[0]]]
     ]  # fmt: skip
     finer_costs = costs_of(fine["reuse"]["inference"])
-    on_finer = {row["name"]: row for cell in ON_FINER for row in methods_of(fine[cell])}
+    on_finer = {cell: {row["name"]: row for row in methods_of(fine[cell])} for cell in EXECUTED}
     variants = [
         {"policy": policy, "name": name, "reused": None, "cosine": None, "distance": None,
          **measured["variants"].get(name, {}), **spent[name],
@@ -389,9 +402,10 @@ def report(results: Results) -> Report:
               "policy and method | tokens | success | time",
               "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
         Table("finer", f"{FINER} in 50 paired episodes, in the benchmark's initial states; time beside `full`.",
-              "method | success | time | tokens reused",
-              "`{name}` | {success:ci2} | {time:ci2} | {reused:.2f?}",
-              [{"reused": None, **row, "time": finer_costs[row["name"]]} for row in on_finer.values()]),
+              "a frame | method | success | time | tokens reused",
+              "{cell} | `{name}` | {success:ci2} | {time:ci2} | {reused:.2f?}",
+              [{"cell": EXECUTED[cell], "reused": None, **row, "time": finer_costs[name]}
+               for cell, rows in on_finer.items() for name, row in rows.items()]),
         glossary(METHODS),
         Table("variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
               "chunk, time.", rows=variants),
@@ -401,7 +415,7 @@ def report(results: Results) -> Report:
         contrast_table(contrasts, family="success on 50 and on 200 episodes"),
     ]  # fmt: skip
     facts: dict[str, Any] = {
-        {on_200: "large_", on_fine: "finer_"}.get(row["on"], "")
+        {on_200: "large_", places["summary"]: "finer_", places["often"]: "often_"}.get(row["on"], "")
         + f"{row['first']}_{row['second']}".replace(" ", "_").replace("-", "_"): row
         for row in contrasts
     }
@@ -409,7 +423,7 @@ def report(results: Results) -> Report:
         "cost": costs, "small": {row["label"]: row for row in policies}, "small_episodes": small["episodes"],
         "cameras": reuse["cameras"], "variants": reuse["variants"],
         "finer": {
-            **on_finer, "cost": finer_costs, "cameras": fine["reuse"]["inference"]["cameras"],
+            **on_finer["summary"], "often": on_finer["often"], "cost": finer_costs, "cameras": fine["reuse"]["inference"]["cameras"],
             "variants": fine["reuse"]["inference"]["variants"],
         },
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
