@@ -423,8 +423,8 @@ def report(results: Results) -> Report:
         "cost": costs, "small": {row["label"]: row for row in policies}, "small_episodes": small["episodes"],
         "cameras": reuse["cameras"], "variants": reuse["variants"],
         "finer": {
-            **on_finer["summary"], "often": on_finer["often"], "cost": finer_costs, "cameras": fine["reuse"]["inference"]["cameras"],
-            "variants": fine["reuse"]["inference"]["variants"],
+            **on_finer["summary"], "often": on_finer["often"], "cost": finer_costs,
+            **{name: fine["reuse"]["inference"][name] for name in ("cameras", "variants")},
         },
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
     }  # fmt: skip
