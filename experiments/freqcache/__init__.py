@@ -42,7 +42,7 @@ FINER, SUITE = "libero-object-patches", "libero-object"
 ON_FINER = {
     "summary": ("full", "freqcache", "freqcache_still", "freqcache_random", "freqcache_frozen", "full_5"),
     # Added when these lost nearly all: a frame after every four actions, not sixteen.
-    "often": ("full", "freqcache", "freqcache_random"),
+    "often": ("full", "freqcache"),
 }
 EXECUTED = {"summary": "every sixteen actions", "often": "every four actions"}
 # The variable of the environment with the path of the policy that :func:`often` loads.
