@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 1_866),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_166),
-    "experiments": (4_500, 9_484),
+    "experiments": (4_500, 9_485),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 34_190),
 }

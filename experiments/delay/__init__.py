@@ -213,7 +213,7 @@ def report(results: Results) -> Report:
         heads = "on | age | as it is | corrected | two answers to one observation"
         tables.append(Table("errors", about, heads, cells, [*chain.from_iterable(results["errors"].values())]))
     tables += [contrast_table(family), contrast_table(gates, "gate-contrasts")]
-    tables.append(glossary(METHODS | _OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD))
+    tables.append(glossary(_OFTEN | _SLOWER | UNCORRECTED | PUSHED | corrected.ON_METAWORLD | METHODS))
     facts |= {name: results.get(name) for name in ("cost", "errors")}
     picture = Picture("delay-success.svg", partial(draw_delays, groups))
     return Report(tables, facts, [picture], also={TABLE: advised(groups)})

@@ -109,7 +109,7 @@ def report(results: Mapping[str, Any]) -> Report:
 
     fleet = won_of(rows[-1])
     facts: dict[str, Any] = {"episodes": fleet.size, "robots": len(fleet)}
-    for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS}.items():
+    for name, chosen in {"selection": SELECTION, "central": CENTRAL, "limits": LIMITS[:1]}.items():
         part = [row for row in family if (row["first"], row["second"]) in chosen]
         facts[name] = {"all": len(part), "better": len(significant(part, 1)), "worse": len(significant(part, -1))}
     for pair, size in busy:  # the last one of a pair is of most robots

@@ -124,7 +124,7 @@ REUSE: dict[str, ReusingRounds] = {
         "FreqCache with as many tokens reused, those that were computed last", first="oldest"
     ),
     "freqcache_changed": OtherRounds(
-        "tokens of the patches that changed least reused, in place, as many", remaps=False, first="changed"
+        "tokens of the patches that changed least reused, in place", remaps=False, first="changed"
     ),
     "freqcache_frozen": OtherRounds(
         "the cameras' tokens computed once in an episode: the control", reuse=_WHOLE, remaps=False
@@ -404,7 +404,7 @@ def report(results: Results) -> Report:
         Table("finer", f"{FINER} in 50 paired episodes, in the benchmark's initial states; time beside `full`.",
               "a frame | method | success | time | tokens reused",
               "{cell} | `{name}` | {success:ci2} | {time:ci2} | {reused:.2f?}",
-              [{"cell": EXECUTED[cell], "reused": None, **row, "time": finer_costs[name]}
+              [{"cell": EXECUTED[cell], "reused": None, **row, "time": None if cell == "often" else finer_costs[name]}
                for cell, rows in on_finer.items() for name, row in rows.items()]),
         glossary(METHODS),
         Table("variants", "On the same observations of the target's own path: reuse, likeness to the full cache and "
@@ -424,6 +424,7 @@ def report(results: Results) -> Report:
         "cameras": reuse["cameras"], "variants": reuse["variants"],
         "finer": {
             **on_finer["summary"], "often": on_finer["often"], "cost": finer_costs,
+            "episodes": fine["summary"]["episodes"],
             **{name: fine["reuse"]["inference"][name] for name in ("cameras", "variants")},
         },
         "episodes": summary["episodes"], "large": {"episodes": large["episodes"], **large["methods"]},
