@@ -24,16 +24,16 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/contracts": (350, 445),
     f"{SRC}/cli": (2_000, 2_703),
     f"{SRC}/lab": (0, 187),
-    f"{SRC}/lab/data": (2_500, 2_720),
+    f"{SRC}/lab/data": (2_500, 2_722),
     f"{SRC}/lab/envs": (2_700, 3_202),
-    f"{SRC}/lab/train": (4_500, 5_581),
+    f"{SRC}/lab/train": (4_500, 5_596),
     f"{SRC}/lab/rollout": (2_100, 2_637),
     f"{SRC}/lab/evaluation": (1_700, 1_866),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_166),
     "experiments": (4_500, 9_485),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 34_190),
+    "tests": (27_000, 34_208),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

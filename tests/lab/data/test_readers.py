@@ -215,6 +215,8 @@ def test_npz_names(tmp_path: Path) -> None:
         ({"obs": np.array([{}] * STEPS, object)}, "pickled objects"),
         ({"rate_hz": 0.0}, "positive"),
         ({"image": WRIST.transpose(0, 3, 1, 2)}, "height, width, 3"),
+        ({"image": WRIST.astype(np.uint16) * 257}, "from 0 to 65535"),
+        ({"image": WRIST / np.float32(127.5) - 1.0}, "from -1 to 1"),
         ({"goal": STATE[:5]}, "5 rows"),
     ],
 )

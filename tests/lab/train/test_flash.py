@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.rollout.processes import serving
 from specact.lab.train.flash import KINDS, LEVELS, fit_check, measure_check, prefix_weights
-from specact.lab.train.recipe import FlashRecipe
+from specact.lab.train.recipe import CorrectorRecipe, FlashRecipe
 from specact.lab.train.train import train
 from specact.load import load_exchange, load_pair, load_policy
 from specact.observation import Window, vectors
@@ -55,6 +56,21 @@ def test_what_does_not_fit_the_target_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         train(structs.replace(NAMED, target=str(tiny_flow), data=(), **changes), Path(), tmp_path / "run", quiet)
+
+
+def test_a_bundles_recipe_runs_no_code_that_the_user_did_not_name(tiny_flow: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_flow, tmp_path / "bundle")
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
+    manifest["recipe"]["env"] = "tests.lab.train.dots:TASK"
+    (tmp_path / "bundle/manifest.json").write_text(json.dumps(manifest))
+    common: dict[str, Any] = {"bundle": "b", "target": str(tmp_path / "bundle")}
+    flash = FlashRecipe(kind="flash", execute=3, **common)
+    for recipe in (flash, CorrectorRecipe(kind="corrector", method="a2c2", env="ball", **common)):
+        with pytest.raises(ConfigError, match=r"which is code .* tests\.lab\.train\.dots:TASK"):
+            train(recipe, Path(), tmp_path / "run", quiet)
+    # Whoever names it trusts it: its demonstrations are read, which this target does not fit.
+    with pytest.raises(ConfigError, match=r"generate|expert|demonstrat"):
+        train(structs.replace(flash, env="tests.lab.train.dots:TASK"), Path(), tmp_path / "run", quiet)
 
 
 def test_weights_are_those_of_the_paper() -> None:

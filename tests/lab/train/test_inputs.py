@@ -97,6 +97,7 @@ BROKEN: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown kind": (FLOW.replace('"flow"', '"flo"'), ("kind", "'flow'")),
     "an odd width per head": (FLOW + "heads = 3\n", ("width 16", "heads 3")),
     "an unknown auxiliary": (FLOW + 'auxiliary = "stat"\n', ("auxiliary", "'stat'", "'state'")),
+    "snapshots of no step": (FLOW + "snapshots = 2\n", ("snapshots 2", "steps 2")),
     "smooth labels of a flow": (FLOW + "smooth = 2.0\n", ("smooth",)),
     "too little": ('kind = "flow"\n', ("'bundle'",)),
     "nobody knows the target's data": (FLASH.replace("pusht-flow", "lerobot:a@20"), ("lerobot:a@20", "data = ")),

@@ -228,6 +228,8 @@ def _images(value: NDArray[Any], scale: float | None = None) -> Images:
         return value
     if not np.isfinite(value).all():
         raise DataError("the image holds values that are not finite; record it again or leave it out")
+    if value.size and (value.min() < 0 or value.max() > 255):
+        raise DataError(f"the image has values from {value.min():g} to {value.max():g}; store it as uint8, 0 to 255")
     factor = _scale(value) if scale is None else scale
     if factor > 1 and value.size and value.max() > 1:
         raise DataError(

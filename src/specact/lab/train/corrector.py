@@ -20,8 +20,6 @@ from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from specact.bundle.bundle import find_bundle
-from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.pair import stored_source
 from specact.families.chunks.sources import kind_of_source
@@ -33,9 +31,9 @@ from specact.lab.train.attention import Observing, Statistics, module_name
 from specact.lab.train.dataset import Windows, moments
 from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.export import BundleFolder, Graph, Input, deployed, observed
-from specact.lab.train.fit import FromDemonstrations
+from specact.lab.train.fit import FromDemonstrations, recipe_of
 from specact.lab.train.loop import Losses, Metrics, Progress, Stage, seed_weights
-from specact.lab.train.recipe import ChunkRecipe, CorrectorRecipe, EncoderRecipe, Recipe, chunk_recipe_of, plain
+from specact.lab.train.recipe import CorrectorRecipe, EncoderRecipe, Recipe, plain
 from specact.load import load_pair, load_policy
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
@@ -291,5 +289,5 @@ def _demonstrations(recipe: CorrectorRecipe) -> Recipe:
             f'method = "a2c2" learns from the demonstrations that a bundle was trained on, and {recipe.target} is no '
             'bundle; choose method = "corrector"'
         )
-    base: ChunkRecipe = chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
+    base = recipe_of(recipe.target, recipe.env)
     return structs.replace(base, generate_episodes=min(base.generate_episodes, recipe.episodes))

@@ -14,6 +14,8 @@ from typing import Any, TypedDict
 import torch
 
 from specact import __version__
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError, SpecactError
 from specact.families.chunks.sources import LoadedPolicy
 from specact.files import check_folder, write_json
@@ -21,11 +23,24 @@ from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
 from specact.lab.data.generate import demonstration_files, read_demonstrations
+from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.train import loop
 from specact.lab.train.dataset import Dataset, check_teacher, frames_at_hand, labelled, prepare
 from specact.lab.train.loop import Accelerator, Progress, Stage, Weights, run
-from specact.lab.train.recipe import Recipe
+from specact.lab.train.recipe import ChunkRecipe, Recipe, chunk_recipe_of
+
+
+def recipe_of(bundle: str, env: str | None) -> ChunkRecipe:
+    """The recipe that a bundle was trained by, whose demonstrations are read again; ``env`` is what the user named.
+
+    Raises:
+        ConfigError: for an environment that is code, unless the user named it; or for no chunk policy.
+    """
+    recipe = chunk_recipe_of(read_manifest(find_bundle(bundle)).recipe, bundle)
+    if recipe.env is not None:
+        env_of(recipe.env, env)
+    return recipe
 
 
 @dataclass(frozen=True)

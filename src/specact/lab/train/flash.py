@@ -18,8 +18,6 @@ from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from specact.bundle.bundle import find_bundle
-from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.families.chunks.flow import Array, FlowPolicy
 from specact.families.chunks.sources import kind_of_source
@@ -27,9 +25,9 @@ from specact.lab.rollout.statistics import roc_auc
 from specact.lab.train.attention import Layer, by_head
 from specact.lab.train.dataset import Windows
 from specact.lab.train.export import BundleFolder, Graph, Input, deployed
-from specact.lab.train.fit import FromDemonstrations
+from specact.lab.train.fit import FromDemonstrations, recipe_of
 from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage, device_of, seed_weights
-from specact.lab.train.recipe import FlashRecipe, Recipe, chunk_recipe_of, plain
+from specact.lab.train.recipe import FlashRecipe, Recipe, plain
 from specact.load import load_policy
 from specact.observation import Window
 from specact.rng import Role, stream
@@ -161,7 +159,7 @@ class FlashTraining(FromDemonstrations):
 def _demonstrations(recipe: FlashRecipe, flow: FlowPolicy) -> Recipe:
     """The demonstrations that the target was trained on, with its split: the check is fitted to the held-out ones."""
     if kind_of_source(recipe.target) == "folder":
-        return chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
+        return recipe_of(recipe.target, recipe.env)
     base = Recipe(
         rate_hz=flow.spec.rate_hz, observations=recipe.observations, data=recipe.data, chunk=flow.spec.chunk,
         seed=recipe.seed,

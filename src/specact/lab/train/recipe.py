@@ -300,6 +300,8 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
             raise ConfigError("base is for a recipe of kind 'flow' or 'regression'; leave it out for tokens")
         if self.width % (2 * self.heads):
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
+        if self.snapshots >= self.steps:
+            raise ConfigError(f"snapshots {self.snapshots} must be fewer than steps {self.steps}")
 
     @property
     def seeing(self) -> Mapping[str, Seeing]:
@@ -372,7 +374,8 @@ class FlashRecipe(Optimisation, frozen=True, kw_only=True):
     """FLASH's block ``bundle`` for a flow policy.
 
     ``target`` is a bundle, by name or path, or ``lerobot:PATH@HZ``, see :func:`~specact.load.load_policy`; of one that
-    is no bundle, ``data``, ``observations`` and ``held_out`` say the demonstrations that it was trained on. At most
+    is no bundle, ``data``, ``observations`` and ``held_out`` say the demonstrations that it was trained on; ``env`` is
+    only needed where a bundle's environment is code, which runs if it is named here, too. At most
     ``execute`` actions of a chunk are executed before the next round, and ``period`` checked rounds lie between two
     full ones (0: no limit). ``grippers`` are dimensions of an action. ``heads`` divide the width of the encoder's
     tokens.
@@ -382,6 +385,7 @@ class FlashRecipe(Optimisation, frozen=True, kw_only=True):
     bundle: str
     target: str
     execute: int
+    env: str | None = None
     data: tuple[str, ...] = ()
     observations: dict[str, Source] = field(default_factory=dict)
     held_out: BelowOne | None = None
